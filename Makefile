@@ -1,0 +1,40 @@
+# What a newcomer runs: `make demo`, `make test`. Everything lives in .venv; nothing else is installed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# ggml is compiled here: its default build uses OpenMP (a second computing thread makes it 30-80x slower) and
+# leaves llamafile's kernels out (docs/decisions/0002-ggml-build.md).
+GGML_FLAGS := -DGGML_LLAMAFILE=ON -DGGML_OPENMP=OFF
+
+.PHONY: setup demo test test-slow lint types check bench clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "building ggml (about a minute on two cores) ..."
+	CMAKE_ARGS="$(GGML_FLAGS)" $(BIN)/python -m pip install --quiet --no-cache-dir --no-binary ggml-python ggml-python==0.0.45
+	$(BIN)/python -m pip install --quiet --editable '.[backbone,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/swarmnode demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

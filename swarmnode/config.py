@@ -1,0 +1,74 @@
+"""Every number that tunes swarmnode, with its unit, formula and reason.
+
+Frozen dataclasses, one for each room; a service gets the one it needs. Defaults are for a home connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True)
+class WireConfig:
+    """Caps on what a peer may send; a length over a cap is refused before memory moves."""
+
+    max_header_bytes: int = 4 * KIB
+    chunk_bytes: int = 16 * KIB
+    """Largest piece of a body between two scheduling decisions: a decode waits for at most one (1.3 ms at 100 Mbit/s)."""
+    max_body_bytes: int = 64 * MIB
+    """Largest body of any message; 2,048 rows of 3,072 f32 with 8 experts each would be 201 MB, so callers chunk."""
+    max_requests_in_flight: int = 256
+    max_queued_bytes: int = 8 * MIB
+    """Bytes waiting for one socket before senders have to wait (a slow reader meets back-pressure)."""
+    handshake_timeout_s: float = 10.0
+    ping_interval_s: float = 15.0
+    dead_after_pings: int = 3
+    write_timeout_s: float = 30.0
+    """A peer that reads nothing for this long is closed."""
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """How experts are computed and checked."""
+
+    n_threads: int = 0
+    """0: the cores this process may use."""
+    self_test_widths: tuple[int, ...] = (1, 8, 9, 16, 64, 256, 512)
+    max_rows: int = 512
+    """Most (row, expert) pairs in one ggml graph; more are computed in pieces of this size."""
+
+
+@dataclass(frozen=True)
+class DispatchConfig:
+    """When a row goes to a worker and how long it may take (services/remote_experts)."""
+
+    deadline_s: float = 0.5
+    """Longest wait for one layer's remote rows; then the local replica answers. Above the RTT of a far phone."""
+    min_deadline_s: float = 0.05
+    fresh_s: float = 20.0
+    """A worker gets rows only if it answered (a probe or work) within this time: attached is not serving.
+    Longer than probe_interval_s + a probe's timeout, so that an idle healthy worker stays fresh."""
+    probe_interval_s: float = 5.0
+    probe_timeout_s: float = 2.0
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """The slices a worker keeps on disk."""
+
+    block_bytes: int = 256 * KIB
+    """A slice is pulled in blocks of this size, so that a lost source costs little."""
+    blocks_in_flight: int = 8
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of the above, as the node passes it to its services."""
+
+    wire: WireConfig = field(default_factory=WireConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    dispatch: DispatchConfig = field(default_factory=DispatchConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)

@@ -1,0 +1,93 @@
+"""Every error swarmnode raises on purpose, by whose fault it is and what it ends.
+
+    SwarmError
+    ├── LocalError                 this machine or its user; says what to do
+    │   ├── UsageError             a wrong argument or setting                 ends the command
+    │   ├── ModelFileError         a GGUF or shard that is broken or missing   ends the loading of that file
+    │   ├── UnsupportedModelError  a sound file of a model we cannot run       ends the loading of that file
+    │   ├── StoreError             disk full, no rights, locked cache folder   ends the write, nothing is lost
+    │   ├── BudgetError            does not fit the byte budget                ends the request for memory
+    │   ├── DeviceError            a ggml device that failed or lied           ends the use of that device
+    │   └── ContextFullError       more tokens than the context holds          ends one generation
+    └── RemoteError                a peer; never ends the node
+        ├── HandshakeError         wrong key, network or bytes                 ends the connection, without an answer
+        ├── ProtocolError          bytes that break docs/protocol.md           ends the connection
+        ├── ConnectionLostError    the stream broke or was closed              ends the requests on it
+        ├── RequestRefusedError    the peer said no, with a code and a reason  ends one request
+        └── BadReplyError          a well-formed answer with wrong content     ends one request, counts against the peer
+
+`*_untrusted` functions take bytes from a peer or a file and raise exactly one of these.
+"""
+
+from __future__ import annotations
+
+
+class SwarmError(Exception):
+    """Base of everything raised on purpose."""
+
+
+class LocalError(SwarmError):
+    """This machine's, its files' or its user's fault; the message says what to do."""
+
+
+class UsageError(LocalError):
+    """A wrong argument or setting."""
+
+
+class ModelFileError(LocalError):
+    """A GGUF (or a part, or a shard) that is missing, truncated or malformed; names the file."""
+
+
+class UnsupportedModelError(LocalError):
+    """The file is sound but holds a model this version cannot run."""
+
+
+class StoreError(LocalError):
+    """The cache folder could not be used: full, read-only, locked; names folder and option."""
+
+
+class BudgetError(LocalError):
+    """A request for weights does not fit the byte budget."""
+
+
+class DeviceError(LocalError):
+    """A ggml device is missing, failed or computes wrong results."""
+
+
+class ContextFullError(LocalError):
+    """A prompt or answer is longer than the context the backbone was started with."""
+
+
+class RemoteError(SwarmError):
+    """A peer's fault; ends at most the connection to it."""
+
+
+class HandshakeError(RemoteError):
+    """The peer has another key, network or protocol; closed without an answer."""
+
+
+class ProtocolError(RemoteError):
+    """The peer broke the protocol; `code` is a name from docs/protocol.md."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class ConnectionLostError(RemoteError):
+    """The stream to the peer ended before the answer came."""
+
+
+class RequestRefusedError(RemoteError):
+    """The peer refused one request; `code` is a name from docs/protocol.md."""
+
+    def __init__(self, code: str, reason: str, retry_after_ms: int = 0) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+        self.retry_after_ms = retry_after_ms
+
+
+class BadReplyError(RemoteError):
+    """The peer's answer has the wrong shape, or numbers that are not finite."""

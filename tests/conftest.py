@@ -1,0 +1,31 @@
+"""Async tests run under trio with a mock clock that jumps over every wait, so no test sleeps.
+
+A test marked `real_time` (tests/process) runs on the real clock. Work in other OS threads is invisible to the mock
+clock: tests in one process use `swarmnode.testing`'s inline compute instead of the compute thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time: runs on the real clock")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    real = pyfuncitem.get_closest_marker("real_time") is not None
+    clock = None if real else trio.testing.MockClock(autojump_threshold=0)
+    trio.run(partial(test, **arguments), clock=clock)
+    return True
