@@ -56,6 +56,20 @@ class DispatchConfig:
 
 
 @dataclass(frozen=True)
+class ModelsConfig:
+    """The dense path of a model on the backbone (models/)."""
+
+    n_ubatch: int = 512
+    """Most tokens of a prompt in one graph, as llama.cpp's default: larger costs memory, smaller costs speed."""
+    kv_pad: int = 256
+    """Attention looks at a multiple of this many KV cells, so that a graph serves 256 tokens before the next one."""
+    max_prefill_graphs: int = 96
+    """Cached graphs of full prompt chunks (about 8 MB of buffers each at n_embd 3072); the oldest are dropped."""
+    max_prompt_chars: int = 8 * MIB
+    """Longest text a chat template may give: 32 characters for each of the 262,144 tokens of a context."""
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     """The slices a worker keeps on disk."""
 
@@ -71,4 +85,5 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
+    models: ModelsConfig = field(default_factory=ModelsConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
