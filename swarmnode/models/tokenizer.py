@@ -1,0 +1,221 @@
+"""Text to token ids and back, from the vocabulary that the GGUF itself carries.
+
+Encoding is byte-level BPE done by `tokenizers`; decoding is a table from id to bytes kept here, because a
+stream of tokens must be able to stop in the middle of a code point. Behaves like llama.cpp's tokenizer for
+the same file (llama-vocab.cpp: token types, special tokens, `token_to_piece`), with one addition: text is
+brought to NFC first, as the models' own tokenizers do and llama.cpp does not.
+"""
+
+from __future__ import annotations
+
+import codecs
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as BpeTokenizer
+
+from swarmnode.errors import ModelFileError, UnsupportedModelError, UsageError
+
+#: `tokenizer.ggml.pre` -> how text is cut into words before merging (llama.cpp llama-vocab.cpp, same names).
+PRE_TOKENIZER_PATTERNS: Mapping[str, str] = {
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen35": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+# `tokenizer.ggml.token_type` values.
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_TOKEN_TYPES = range(1, 7)
+
+#: Control tokens that end an answer whatever `eos_token_id` says (of llama.cpp's list, what Qwen files use).
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def _byte_symbols() -> dict[str, bytes]:
+    """Printable stand-in for each byte: symbol -> byte value (openai/gpt-2 encoder.py, bytes_to_unicode)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    symbols = {chr(byte): bytes([byte]) for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return symbols | {chr(0x100 + i): bytes([byte]) for i, byte in enumerate(others)}
+
+
+_SYMBOL_BYTES = _byte_symbols()
+
+
+class Tokenizer:
+    """The vocabulary of one model file.
+
+    `n_vocab`: number of tokens; `bos_id`, `eos_id`: ids or None; `end_ids`: tokens that end an answer;
+    `adds_bos`: whether `encode` puts `bos_id` in front.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        """Build from GGUF metadata (`tokenizer.ggml.*`).
+
+        Raises ModelFileError for a missing or inconsistent vocabulary, UnsupportedModelError for other kinds.
+        """
+        pattern = _checked_pattern(metadata)
+        self._tokens = _string_array(metadata, "tokenizer.ggml.tokens")
+        self._types = _token_types(metadata, len(self._tokens))
+        merges = _string_array(metadata, "tokenizer.ggml.merges")
+        self.n_vocab = len(self._tokens)
+        self._bpe = _build_bpe(self._tokens, self._types, merges, pattern)
+        self._lock = threading.Lock()
+        self.bos_id = self._id_or_none(metadata, "bos_token_id")
+        self.eos_id = self._id_or_none(metadata, "eos_token_id")
+        self.adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False)) and self.bos_id is not None
+        self.end_ids = self._find_end_ids(metadata)
+
+    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool = True) -> list[int]:
+        """Return the token ids of `text`.
+
+        `parse_special`: whether control tokens spelt out in the text (`<|im_end|>`) become those tokens, as a
+        rendered chat template needs, or stay plain text; user-defined tokens (`<think>`) always count.
+        `add_bos=False` leaves the leading BOS token out of files that ask for one.
+        Raises UsageError if the text holds a lone surrogate.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the text is not valid Unicode at character {error.start}") from error
+        with self._lock:  # the switch below belongs to the tokenizer, not to the call
+            self._bpe.encode_special_tokens = not parse_special
+            ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        if self.adds_bos and add_bos and self.bos_id is not None:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, render_special: bool = False) -> str:
+        """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD.
+
+        Control tokens are left out unless `render_special`. Raises UsageError for an id that does not exist.
+        """
+        data = b"".join(self.token_bytes(i, render_special=render_special) for i in ids)
+        return data.decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int, *, render_special: bool = False) -> bytes:
+        """Return the bytes one token stands for: maybe a part of a code point; nothing for control tokens."""
+        if not 0 <= token_id < self.n_vocab:
+            raise UsageError(f"token id {token_id} is outside the vocabulary of {self.n_vocab}")
+        text, kind = self._tokens[token_id], self._types[token_id]
+        if kind in (_CONTROL, _UNKNOWN):
+            return text.encode() if render_special else b""
+        if kind == _USER_DEFINED:
+            return text.encode()
+        return b"".join(_SYMBOL_BYTES.get(c) or c.encode("utf-8", "replace") for c in text)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the token as the file spells it (`Ġthe`, `<|im_end|>`)."""
+        if not 0 <= token_id < self.n_vocab:
+            raise UsageError(f"token id {token_id} is outside the vocabulary of {self.n_vocab}")
+        return self._tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the token is a control token, which never shows in an answer."""
+        return 0 <= token_id < self.n_vocab and self._types[token_id] in (_CONTROL, _UNKNOWN)
+
+    def _id_or_none(self, metadata: Mapping[str, Any], name: str) -> int | None:
+        key = f"tokenizer.ggml.{name}"
+        value = metadata.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int) or not 0 <= value < self.n_vocab:
+            raise ModelFileError(f"{key} = {value!r} is not a token id below {self.n_vocab}")
+        return value
+
+    def _find_end_ids(self, metadata: Mapping[str, Any]) -> frozenset[int]:
+        named = (self._bpe.token_to_id(token) for token in _END_TOKENS)
+        stored = (self._id_or_none(metadata, key) for key in _END_KEYS)
+        return frozenset(i for i in (*named, *stored) if i is not None)
+
+
+class StreamDecoder:
+    """Turns a stream of tokens into text as soon as whole code points are there.
+
+    The pieces joined are what `Tokenizer.decode` gives for all ids; no piece ends inside a code point.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, render_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._render_special = render_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` completes, often empty in the middle of a code point."""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id, render_special=self._render_special))
+
+    def finish(self) -> str:
+        """Return what is left at the end: U+FFFD if the last code point never got complete, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def _checked_pattern(metadata: Mapping[str, Any]) -> str:
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None:
+        raise ModelFileError("the file has no tokenizer (tokenizer.ggml.model is missing)")
+    if kind != "gpt2":
+        raise UnsupportedModelError(f"tokenizer.ggml.model = {kind!r}; supported: 'gpt2' (byte-level BPE)")
+    pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZER_PATTERNS:
+        known = ", ".join(sorted(PRE_TOKENIZER_PATTERNS))
+        raise UnsupportedModelError(f"tokenizer.ggml.pre = {pre!r}; supported: {known}")
+    return PRE_TOKENIZER_PATTERNS[pre]
+
+
+def _string_array(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value = metadata.get(key)
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise ModelFileError(f"{key} is missing or not an array of strings")
+    strings = list(value)
+    if not all(isinstance(item, str) for item in strings):
+        raise ModelFileError(f"{key} is not an array of strings")
+    return strings
+
+
+def _token_types(metadata: Mapping[str, Any], n_vocab: int) -> list[int]:
+    key = "tokenizer.ggml.token_type"
+    types = [int(kind) for kind in metadata.get(key, ())]
+    if len(types) != n_vocab:
+        raise ModelFileError(f"{key} has {len(types)} entries for {n_vocab} tokens")
+    if not all(kind in _TOKEN_TYPES for kind in types):
+        raise ModelFileError(f"{key} holds values outside 1..6")
+    return types
+
+
+def _build_bpe(tokens: list[str], types: list[int], merges: list[str], pattern: str) -> BpeTokenizer:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise ModelFileError("tokenizer.ggml.tokens holds the same token twice")
+    missing = sum(symbol not in vocab for symbol in _SYMBOL_BYTES)
+    if missing:
+        # `tokenizers` would drop these bytes from the text without a word.
+        raise ModelFileError(f"tokenizer.ggml.tokens lacks {missing} of the 256 byte symbols")
+    bpe = BpeTokenizer(models.BPE(vocab=vocab, merges=_merge_pairs(merges, vocab)))
+    bpe.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    to_symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_symbols])
+    control = [t for t, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _UNKNOWN) and t]
+    defined = [t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED and t]
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
+    return bpe
+
+
+def _merge_pairs(merges: list[str], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Split 'left right' and check that both sides and the result are tokens."""
+    pairs = []
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not space or left not in vocab or right not in vocab or left + right not in vocab:
+            raise ModelFileError(f"tokenizer.ggml.merges: {merge!r} does not join two tokens into a third")
+        pairs.append((left, right))
+    return pairs

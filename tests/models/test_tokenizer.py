@@ -1,0 +1,129 @@
+"""Encoding, decoding, streaming and the checks on a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import ModelFileError, UnsupportedModelError, UsageError
+from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
+
+from .vocabulary import BYTE_SYMBOLS, MERGES, make_metadata
+
+TOKENIZER = Tokenizer(make_metadata())
+N_NORMAL = len(BYTE_SYMBOLS) + len(MERGES)
+END_OF_TEXT, IM_START, IM_END, THINK, END_THINK = range(N_NORMAL, N_NORMAL + 5)
+
+
+def spelled(ids: list[int]) -> list[str]:
+    return [TOKENIZER.token_text(i) for i in ids]
+
+
+def test_merges_apply_in_order_within_words() -> None:
+    assert spelled(TOKENIZER.encode("hello worhe")) == ["hello", "Ġwor", "he"]
+
+
+def test_digits_are_single_tokens_and_newlines_stay_with_punctuation() -> None:
+    assert spelled(TOKENIZER.encode("12.\n\n")) == ["1", "2", ".", "Ċ", "Ċ"]
+
+
+def test_control_tokens_count_only_when_asked_for() -> None:
+    assert TOKENIZER.encode("<|im_end|>", parse_special=True) == [IM_END]
+    plain = TOKENIZER.encode("<|im_end|>")
+    assert IM_END not in plain
+    assert TOKENIZER.decode(plain) == "<|im_end|>"
+
+
+def test_user_defined_tokens_always_count_and_show() -> None:
+    assert TOKENIZER.encode("<think>he</think>") == [THINK, TOKENIZER.encode("he")[0], END_THINK]
+    assert TOKENIZER.decode([THINK, END_THINK]) == "<think></think>"
+
+
+def test_control_tokens_show_only_when_asked_for() -> None:
+    assert TOKENIZER.decode([IM_START, END_OF_TEXT]) == ""
+    assert TOKENIZER.decode([IM_START], render_special=True) == "<|im_start|>"
+    assert TOKENIZER.is_control(IM_START)
+    assert not TOKENIZER.is_control(THINK)
+
+
+def test_text_is_brought_to_nfc() -> None:
+    assert TOKENIZER.encode("e\u0301") == TOKENIZER.encode("\u00e9")
+    assert spelled(TOKENIZER.encode("\u00e9")) == ["Ã©"]
+
+
+def test_end_ids_are_the_stored_and_the_well_known() -> None:
+    assert TOKENIZER.eos_id == IM_END
+    assert TOKENIZER.end_ids == {IM_END, END_OF_TEXT}
+    assert Tokenizer(make_metadata(eot_token_id=3)).end_ids == {IM_END, END_OF_TEXT, 3}
+
+
+def test_bos_is_added_only_if_the_file_says_so() -> None:
+    asked = Tokenizer(make_metadata(bos_token_id=END_OF_TEXT, add_bos_token=True))
+    assert asked.encode("!") == [END_OF_TEXT, 0]
+    assert asked.encode("!", add_bos=False) == [0]
+    assert Tokenizer(make_metadata(bos_token_id=END_OF_TEXT, add_bos_token=False)).encode("!") == [0]
+    assert not Tokenizer(make_metadata(add_bos_token=True)).adds_bos
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_every_text_survives_encode_and_decode(text: str) -> None:
+    import unicodedata
+
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == unicodedata.normalize("NFC", text)
+
+
+@given(st.lists(st.integers(0, N_NORMAL + 4)))
+def test_a_stream_gives_the_text_of_the_whole(ids: list[int]) -> None:
+    stream = StreamDecoder(TOKENIZER)
+    pieces = [stream.push(i) for i in ids]
+    assert "".join(pieces) + stream.finish() == TOKENIZER.decode(ids)
+
+
+def test_a_stream_holds_back_half_a_code_point() -> None:
+    ids = TOKENIZER.encode("\U0001f41d!")
+    stream = StreamDecoder(TOKENIZER)
+    assert [stream.push(i) for i in ids] == ["", "", "", "\U0001f41d", "!"]
+    assert stream.finish() == ""
+    cut = StreamDecoder(TOKENIZER)
+    assert cut.push(ids[0]) == ""
+    assert cut.finish() == "\ufffd"
+
+
+def test_a_lone_surrogate_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="character 1"):
+        TOKENIZER.encode("a\ud800")
+
+
+@pytest.mark.parametrize("token_id", [-1, N_NORMAL + 5])
+def test_ids_outside_the_vocabulary_are_usage_errors(token_id: int) -> None:
+    for function in (TOKENIZER.token_bytes, TOKENIZER.token_text):
+        with pytest.raises(UsageError, match="outside the vocabulary"):
+            function(token_id)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "named"),
+    [
+        ({"model": None}, ModelFileError, "no tokenizer"),
+        ({"model": "llama"}, UnsupportedModelError, "llama"),
+        ({"pre": "gpt-4o"}, UnsupportedModelError, "qwen35"),
+        ({"pre": None}, UnsupportedModelError, "tokenizer.ggml.pre"),
+        ({"tokens": None}, ModelFileError, "tokens"),
+        ({"tokens": [1, 2]}, ModelFileError, "tokens"),
+        ({"token_type": [1]}, ModelFileError, "token_type"),
+        ({"token_type": [9] * (N_NORMAL + 5)}, ModelFileError, "token_type"),
+        ({"merges": "h e"}, ModelFileError, "merges"),
+        ({"merges": ["h zz"]}, ModelFileError, "h zz"),
+        ({"merges": ["he"]}, ModelFileError, "'he'"),
+        ({"tokens": ["!", "!"], "token_type": [1, 1]}, ModelFileError, "twice"),
+        ({"tokens": ["!", '"'], "token_type": [1, 1]}, ModelFileError, "byte symbols"),
+        ({"eos_token_id": 10**6}, ModelFileError, "eos_token_id"),
+        ({"bos_token_id": "x"}, ModelFileError, "bos_token_id"),
+    ],
+)
+def test_a_bad_vocabulary_is_named(changes: dict[str, Any], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        Tokenizer(make_metadata(**changes))
