@@ -1,0 +1,190 @@
+"""Compute graphs: built once from named inputs to named outputs, then run many times."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.compute import ggml
+from swarmnode.compute.devices import Device
+from swarmnode.compute.ggml import Handle, api
+from swarmnode.compute.ops import Ops, is_contiguous, need
+from swarmnode.compute.tensors import Arena, Tensor, check_shape, host_view, read_tensor, write_tensor
+from swarmnode.compute.thread import check_compute_thread
+from swarmnode.errors import DeviceError, UsageError
+
+
+class GraphBuilder(Ops):
+    """Collects ops; `build()` turns them into a Graph. A builder makes one graph.
+
+    `max_nodes` bounds the tensors made here; one more raises UsageError.
+    """
+
+    def __init__(self, device: Device, max_nodes: int = 512) -> None:
+        if device.closed:
+            raise DeviceError(f"device {device.info.name} is closed")
+        super().__init__(Arena(max_nodes, max_nodes), max_nodes)
+        self._device = device
+        self._cgraph = api.ggml_new_graph_custom(self._arena.context, max_nodes, False)
+        self._inputs: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
+
+    def input(self, name: str, ggml_type: int, *ne: int, keep: bool = True) -> Tensor:
+        """A tensor to be written before `compute`.
+
+        `keep=False` lets the graph reuse its memory once it is read: smaller, but it must be written
+        again before every compute.
+        """
+        check_shape(ggml_type, ne, name)
+        if name in self._inputs or ggml_type not in ggml.NUMPY_TYPES:
+            raise UsageError(f"input {name}: the name is taken, or numpy has no such type")
+        self._n_tensors += 1
+        if self._n_tensors > self._max_nodes:
+            raise UsageError(f"the graph has more than the {self._max_nodes} nodes it was made for")
+        tensor = self._arena.new_tensor(ggml_type, ne)
+        api.ggml_set_input(tensor.pointer)
+        if keep:  # ggml never reuses the memory of what is flagged as an output
+            api.ggml_set_output(tensor.pointer)
+        self._inputs[name] = tensor
+        return tensor
+
+    def output(self, name: str, tensor: Tensor) -> None:
+        """Compute `tensor` (contiguous) and let it be read after `compute`."""
+        need(is_contiguous(tensor) and tensor.type in ggml.NUMPY_TYPES, f"output {name}", tensor)
+        if name in self._outputs:
+            raise UsageError(f"output {name}: the name is taken")
+        api.ggml_set_output(self._take(tensor))
+        self.expand(tensor)
+        self._outputs[name] = tensor
+
+    def expand(self, tensor: Tensor) -> None:
+        """Compute a tensor for its side effect (cpy, set_rows), before what is added later."""
+        api.ggml_build_forward_expand(self._cgraph, self._take(tensor))
+
+    def build(self) -> Graph:
+        """Allocate and return the graph; DeviceError if the device has no memory for it."""
+        if not self._outputs:
+            raise UsageError("a graph needs an output")
+        for name, tensor in self._inputs.items():
+            if not _in_graph(self._cgraph, tensor):
+                raise UsageError(f"input {name} leads to no output")
+        arenas = {tensor.arena for tensor in self._externals.values()}
+        return Graph(self._device, self._arena, self._cgraph, self._inputs, self._outputs, arenas)
+
+
+def _in_graph(cgraph: Any, tensor: Tensor) -> bool:
+    """Whether the graph reaches an input (ggml gives no memory to one that it does not)."""
+    name = str(ctypes.cast(tensor.pointer, ctypes.c_void_p).value).encode()
+    api.ggml_set_name(tensor.pointer, name)
+    return bool(api.ggml_graph_get_tensor(cgraph, name))
+
+
+class Graph:
+    """A built graph with memory of its own. Write inputs, `compute()`, read outputs; from one thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        arena: Arena,
+        cgraph: Any,
+        inputs: dict[str, Tensor],
+        outputs: dict[str, Tensor],
+        externals: set[Arena],
+    ) -> None:
+        self._device = device
+        self._arena = arena
+        self._cgraph = cgraph
+        self._input_tensors = inputs
+        self._output_tensors = outputs
+        self._externals = externals
+        self._scheduler: Handle = 0
+        self._allocator: Handle = 0
+        if device.is_host:
+            self._allocate_on_cpu()
+        else:
+            self._allocate_scheduled()
+        self.inputs: dict[str, npt.NDArray[Any]] = {}
+        """Host devices only: numpy views to write, shape = ne reversed. Elsewhere empty: use `set`."""
+        self.outputs: dict[str, npt.NDArray[Any]] = {}
+        """Host devices only: numpy views, overwritten by the next compute and gone with `close`."""
+        if device.is_host:
+            self.inputs = {name: host_view(tensor) for name, tensor in inputs.items()}
+            self.outputs = {name: host_view(tensor) for name, tensor in outputs.items()}
+
+    def _allocate_on_cpu(self) -> None:
+        self._allocator = ggml.check_handle(
+            api.ggml_gallocr_new(self._device.buffer_type), "making a graph allocator"
+        )
+        self._close = weakref.finalize(self, _free_graph, self._allocator, 0, self._arena)
+        if not api.ggml_gallocr_alloc_graph(self._allocator, self._cgraph):
+            raise DeviceError("no memory for a graph")
+
+    def _allocate_scheduled(self) -> None:
+        backends = (ctypes.c_void_p * 2)(self._device.backend, self._device.cpu_backend)
+        n_slots = 2 * api.ggml_graph_size(self._cgraph)  # nodes and leaves
+        self._scheduler = ggml.check_handle(
+            api.ggml_backend_sched_new(backends, None, 2, n_slots, False, False), "making a graph scheduler"
+        )
+        self._close = weakref.finalize(self, _free_graph, 0, self._scheduler, self._arena)
+        if not api.ggml_backend_sched_alloc_graph(self._scheduler, self._cgraph):
+            raise DeviceError(f"no memory for a graph on {self._device.info.name}")
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory this graph holds: tensor structs and work buffers (not the weights)."""
+        if self._allocator:
+            return int(self._arena.n_bytes + api.ggml_gallocr_get_buffer_size(self._allocator, 0))
+        backends = (self._device.backend, self._device.cpu_backend)
+        sizes = (api.ggml_backend_sched_get_buffer_size(self._scheduler, backend) for backend in backends)
+        return int(self._arena.n_bytes + sum(sizes))
+
+    def set(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Write an input; UsageError for another dtype or shape (ne reversed)."""
+        self._check_open()
+        write_tensor(self._input_tensors[name], values, f"input {name}")
+
+    def get(self, name: str) -> npt.NDArray[Any]:
+        """A copy of an output."""
+        self._check_open()
+        return read_tensor(self._output_tensors[name])
+
+    def compute(self) -> None:
+        """Run the graph. DeviceError if the device fails, something it uses was closed, or on a second
+        thread.
+        """
+        check_compute_thread()
+        self._check_open()
+        if self._scheduler:
+            status = api.ggml_backend_sched_graph_compute(self._scheduler, self._cgraph)
+        else:
+            status = api.ggml_backend_graph_compute(self._device.backend, self._cgraph)
+        if status != api.GGML_STATUS_SUCCESS:
+            ggml.check_status(status, f"computing a graph on {self._device.info.name}")
+
+    def close(self) -> None:
+        """Free the graph; its numpy views must not be touched afterwards."""
+        self.inputs = {}
+        self.outputs = {}
+        self._close()
+
+    def _check_open(self) -> None:
+        if not self._close.alive or self._device.closed or any(arena.closed for arena in self._externals):
+            raise DeviceError("the graph, its device or a tensor that it uses was closed")
+
+
+def _free_graph(allocator: Handle, scheduler: Handle, arena: Arena) -> None:
+    if allocator:
+        api.ggml_gallocr_free(allocator)
+    if scheduler:
+        api.ggml_backend_sched_free(scheduler)
+    arena.close()
+
+
+def output_array(graph: Graph, name: str) -> npt.NDArray[np.float32]:
+    """An output, without a copy where memory is shared; valid until the next compute."""
+    view = graph.outputs.get(name)
+    return graph.get(name) if view is None else view
