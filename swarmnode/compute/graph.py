@@ -13,9 +13,97 @@ from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.compute.ggml import Handle, api
 from swarmnode.compute.ops import Ops, is_contiguous, need
-from swarmnode.compute.tensors import Arena, Tensor, check_shape, host_view, read_tensor, write_tensor
+from swarmnode.compute.tensors import (
+    Arena,
+    Tensor,
+    address_of,
+    check_shape,
+    host_view,
+    read_tensor,
+    write_tensor,
+)
 from swarmnode.compute.thread import check_compute_thread
 from swarmnode.errors import DeviceError, UsageError
+
+
+class Workspace:
+    """Memory that graphs which are built, run and closed one after another share; it grows to the largest.
+
+    Only the graph built in it last can be computed. It must be closed before its device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        if device.closed:
+            raise DeviceError(f"device {device.info.name} is closed")
+        self.device = device
+        self.turn = 0
+        """Counts the graphs built here: the last one owns the memory."""
+        self._n_slots = 0
+        self._scheduler: Handle = 0
+        self._allocator: Handle = 0
+        if device.is_host:
+            self._allocator = ggml.check_handle(
+                api.ggml_gallocr_new(device.buffer_type), "making a graph allocator"
+            )
+        self._close = weakref.finalize(self, _free_memory, self._allocator, 0)
+
+    @property
+    def closed(self) -> bool:
+        return not self._close.alive
+
+    @property
+    def n_bytes(self) -> int:
+        """Device and host memory held."""
+        return 0 if self.closed else _memory_bytes(self.device, self._allocator, self._scheduler)
+
+    def allocate(self, cgraph: Any) -> Handle:
+        """Give the graph the memory; the scheduler to compute it with, 0 on the CPU. DeviceError without."""
+        if self.closed:
+            raise DeviceError("the graph workspace was closed")
+        self.turn += 1
+        if self._allocator:
+            if not api.ggml_gallocr_alloc_graph(self._allocator, cgraph):
+                raise DeviceError("no memory for a graph")
+        else:
+            self._schedule(cgraph)
+        return self._scheduler
+
+    def _schedule(self, cgraph: Any) -> None:
+        n_slots = 2 * api.ggml_graph_size(cgraph)  # nodes and leaves
+        if n_slots > self._n_slots:
+            self._close()
+            self._scheduler, self._n_slots = _new_scheduler(self.device, n_slots), n_slots
+            self._close = weakref.finalize(self, _free_memory, 0, self._scheduler)
+        api.ggml_backend_sched_reset(self._scheduler)
+        if not api.ggml_backend_sched_alloc_graph(self._scheduler, cgraph):
+            raise DeviceError(f"no memory for a graph on {self.device.info.name}")
+
+    def close(self) -> None:
+        """Free the memory; a graph built in it raises DeviceError from then on."""
+        self._close()
+
+
+def _new_scheduler(device: Device, n_slots: int) -> Handle:
+    backends = (ctypes.c_void_p * 2)(device.backend, device.cpu_backend)
+    return ggml.check_handle(
+        api.ggml_backend_sched_new(backends, None, 2, n_slots, False, False), "making a graph scheduler"
+    )
+
+
+def _memory_bytes(device: Device, allocator: Handle, scheduler: Handle) -> int:
+    if allocator:
+        return int(api.ggml_gallocr_get_buffer_size(allocator, 0))
+    if not scheduler:
+        return 0
+    backends = (device.backend, device.cpu_backend)
+    return sum(int(api.ggml_backend_sched_get_buffer_size(scheduler, backend)) for backend in backends)
+
+
+def _free_memory(allocator: Handle, scheduler: Handle) -> None:
+    if allocator:
+        api.ggml_gallocr_free(allocator)
+    if scheduler:
+        api.ggml_backend_sched_free(scheduler)
 
 
 class GraphBuilder(Ops):
@@ -65,26 +153,29 @@ class GraphBuilder(Ops):
         """Compute a tensor for its side effect (cpy, set_rows), before what is added later."""
         api.ggml_build_forward_expand(self._cgraph, self._take(tensor))
 
-    def build(self) -> Graph:
-        """Allocate and return the graph; DeviceError if the device has no memory for it."""
+    def build(self, workspace: Workspace | None = None) -> Graph:
+        """Allocate and return the graph; DeviceError if the device has no memory for it.
+
+        By default it has memory of its own; in a workspace, it may be computed until the next is built there.
+        """
         if not self._outputs:
             raise UsageError("a graph needs an output")
         for name, tensor in self._inputs.items():
             if not _in_graph(self._cgraph, tensor):
                 raise UsageError(f"input {name} leads to no output")
         arenas = {tensor.arena for tensor in self._externals.values()}
-        return Graph(self._device, self._arena, self._cgraph, self._inputs, self._outputs, arenas)
+        return Graph(self._device, self._arena, self._cgraph, self._inputs, self._outputs, arenas, workspace)
 
 
 def _in_graph(cgraph: Any, tensor: Tensor) -> bool:
     """Whether the graph reaches an input (ggml gives no memory to one that it does not)."""
-    name = str(ctypes.cast(tensor.pointer, ctypes.c_void_p).value).encode()
+    name = str(address_of(tensor.pointer)).encode()
     api.ggml_set_name(tensor.pointer, name)
     return bool(api.ggml_graph_get_tensor(cgraph, name))
 
 
 class Graph:
-    """A built graph with memory of its own. Write inputs, `compute()`, read outputs; from one thread."""
+    """A built graph. Write inputs, `compute()`, read outputs; from one thread."""
 
     def __init__(
         self,
@@ -93,7 +184,8 @@ class Graph:
         cgraph: Any,
         inputs: dict[str, Tensor],
         outputs: dict[str, Tensor],
-        externals: set[Arena],
+        externals: dict[int, Tensor],
+        workspace: Workspace | None = None,
     ) -> None:
         self._device = device
         self._arena = arena
@@ -101,12 +193,12 @@ class Graph:
         self._input_tensors = inputs
         self._output_tensors = outputs
         self._externals = externals
-        self._scheduler: Handle = 0
-        self._allocator: Handle = 0
-        if device.is_host:
-            self._allocate_on_cpu()
-        else:
-            self._allocate_scheduled()
+        self._arenas = {tensor.arena for tensor in externals.values()}
+        self._borrowed = workspace is not None
+        self._memory = Workspace(device) if workspace is None else workspace
+        self._scheduler = self._memory.allocate(cgraph)
+        self._turn = self._memory.turn
+        self._close = weakref.finalize(self, _free_graph, None if self._borrowed else self._memory, arena)
         self.inputs: dict[str, npt.NDArray[Any]] = {}
         """Host devices only: numpy views to write, shape = ne reversed. Elsewhere empty: use `set`."""
         self.outputs: dict[str, npt.NDArray[Any]] = {}
@@ -115,32 +207,10 @@ class Graph:
             self.inputs = {name: host_view(tensor) for name, tensor in inputs.items()}
             self.outputs = {name: host_view(tensor) for name, tensor in outputs.items()}
 
-    def _allocate_on_cpu(self) -> None:
-        self._allocator = ggml.check_handle(
-            api.ggml_gallocr_new(self._device.buffer_type), "making a graph allocator"
-        )
-        self._close = weakref.finalize(self, _free_graph, self._allocator, 0, self._arena)
-        if not api.ggml_gallocr_alloc_graph(self._allocator, self._cgraph):
-            raise DeviceError("no memory for a graph")
-
-    def _allocate_scheduled(self) -> None:
-        backends = (ctypes.c_void_p * 2)(self._device.backend, self._device.cpu_backend)
-        n_slots = 2 * api.ggml_graph_size(self._cgraph)  # nodes and leaves
-        self._scheduler = ggml.check_handle(
-            api.ggml_backend_sched_new(backends, None, 2, n_slots, False, False), "making a graph scheduler"
-        )
-        self._close = weakref.finalize(self, _free_graph, 0, self._scheduler, self._arena)
-        if not api.ggml_backend_sched_alloc_graph(self._scheduler, self._cgraph):
-            raise DeviceError(f"no memory for a graph on {self._device.info.name}")
-
     @property
     def n_bytes(self) -> int:
-        """Memory this graph holds: tensor structs and work buffers (not the weights)."""
-        if self._allocator:
-            return int(self._arena.n_bytes + api.ggml_gallocr_get_buffer_size(self._allocator, 0))
-        backends = (self._device.backend, self._device.cpu_backend)
-        sizes = (api.ggml_backend_sched_get_buffer_size(self._scheduler, backend) for backend in backends)
-        return int(self._arena.n_bytes + sum(sizes))
+        """Memory this graph holds: tensor structs and work buffers (not the weights, not a workspace)."""
+        return int(self._arena.n_bytes) + (0 if self._borrowed else self._memory.n_bytes)
 
     def set(self, name: str, values: npt.NDArray[Any]) -> None:
         """Write an input; UsageError for another dtype or shape (ne reversed)."""
@@ -165,6 +235,23 @@ class Graph:
         if status != api.GGML_STATUS_SUCCESS:
             ggml.check_status(status, f"computing a graph on {self._device.info.name}")
 
+    def replace_source(self, node: Tensor, index: int, tensor: Tensor) -> None:
+        """Let `node` of this graph read another weight from now on: one graph serves all layers of a shape.
+
+        The new one has the type, the row length and the rows of the old one; it may stack more or fewer matrices,
+        because ggml reads sizes when it computes. UsageError otherwise.
+        """
+        source = node.pointer.contents.src[index]
+        old = self._externals.get(address_of(source))
+        if old is tensor:
+            return
+        need(node.arena is self._arena and old is not None, "replace_source", node)
+        need(tensor.type == old.type and tensor.ne[:2] == old.ne[:2], "replace_source", old, tensor)
+        node.pointer.contents.src[index] = tensor.pointer
+        del self._externals[address_of(source)]
+        self._externals[address_of(tensor.pointer)] = tensor
+        self._arenas = {external.arena for external in self._externals.values()}
+
     def close(self) -> None:
         """Free the graph; its numpy views must not be touched afterwards."""
         self.inputs = {}
@@ -172,15 +259,15 @@ class Graph:
         self._close()
 
     def _check_open(self) -> None:
-        if not self._close.alive or self._device.closed or any(arena.closed for arena in self._externals):
+        if not self._close.alive or self._device.closed or any(arena.closed for arena in self._arenas):
             raise DeviceError("the graph, its device or a tensor that it uses was closed")
+        if self._turn != self._memory.turn or self._memory.closed:
+            raise DeviceError("the graph's workspace belongs to a newer graph, or was closed")
 
 
-def _free_graph(allocator: Handle, scheduler: Handle, arena: Arena) -> None:
-    if allocator:
-        api.ggml_gallocr_free(allocator)
-    if scheduler:
-        api.ggml_backend_sched_free(scheduler)
+def _free_graph(memory: Workspace | None, arena: Arena) -> None:
+    if memory is not None:
+        memory.close()
     arena.close()
 
 
