@@ -21,13 +21,8 @@ from swarmnode.errors import ModelFileError, UnsupportedModelError
 from swarmnode.weights.expert_layers import find_expert_layers, is_expert_tensor, tensor_name
 from swarmnode.weights.gguf_file import GgufFile
 from swarmnode.weights.gguf_values import GgufValue, ValueType
+from swarmnode.weights.limits import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH
 from swarmnode.weights.parts import open_parts
-
-MAX_LAYERS = 1024
-MAX_EXPERTS = 1 << 16
-"""Expert ids travel as u16."""
-MAX_WIDTH = 1 << 20
-"""Largest n_embd and n_ff."""
 
 
 @dataclass(frozen=True)

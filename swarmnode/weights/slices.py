@@ -13,7 +13,9 @@ _SPAN = re.compile(r"(\d{1,9}):(\d{1,9})")
 
 @dataclass(frozen=True, order=True)
 class ExpertRange:
-    """`count` experts of one layer from expert `first` on. UsageError unless layer, first >= 0 and count >= 1."""
+    """`count` experts of one layer from expert `first` on. UsageError unless layer, first >= 0 and count >=
+    1.
+    """
 
     layer: int
     first: int

@@ -1,0 +1,66 @@
+"""Files in the cache folder: they appear whole or not at all, and trouble names the folder and what to do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swarmnode.errors import StoreError
+
+PARTIAL_SUFFIX = ".partial"
+"""Of a file that is being written; whoever finds one after a crash may delete it."""
+
+
+def store_error(folder: Path, error: OSError) -> StoreError:
+    """The error for a cache folder in which something failed."""
+    reason = error.strerror or str(error)
+    return StoreError(
+        f"{folder}: the cache folder cannot be used: {reason}; free space or choose another: --cache DIR"
+    )
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder if need be and try that files can be created in it. Raises StoreError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = _partial(folder / "probe")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise store_error(folder, error) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path to write to; leaving the block makes that file, synced to disk, appear as `path` at once.
+
+    If the block raises, nothing is left. OSErrors (disk full, read-only, broken) become StoreErrors.
+    """
+    partial = _partial(path)
+    try:
+        try:
+            yield partial
+            _sync(partial)
+            os.replace(partial, path)
+            _sync(path.parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise store_error(path.parent, error) from error
+
+
+def _partial(path: Path) -> Path:
+    """A name no other thread or process uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}{PARTIAL_SUFFIX}")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,190 @@
+"""Shard files: plain GGUFs that hold some experts of some layers, byte for byte as in the model they were cut
+from.
+
+A layer's held experts are stacked in the order of their ids, under the names of the full model:
+`blk.N.<kind>.weight` is [ne0, ne1, n_held]. Written with gguf-py, so that any GGUF tool opens them. The
+model's short metadata is kept; our keys:
+
+    swarmnode.shard_version    u32, 1
+    swarmnode.model_id         string, 64 hex digits
+    swarmnode.layers           i32[]
+    swarmnode.layer.N.experts  i32[], ascending
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from swarmnode.errors import ModelFileError
+from swarmnode.weights.disk import replacing
+from swarmnode.weights.expert_layers import tensor_name
+from swarmnode.weights.gguf_file import DEFAULT_ALIGNMENT, GgufFile
+from swarmnode.weights.gguf_values import ValueType
+from swarmnode.weights.manifest import Manifest
+from swarmnode.weights.slices import ExpertRange, holdings_of
+
+SHARD_VERSION = 1
+
+_VERSION_KEY = "swarmnode.shard_version"
+_MODEL_KEY = "swarmnode.model_id"
+_LAYERS_KEY = "swarmnode.layers"
+
+
+class SlabSource(Protocol):
+    """Where slabs come from: a ModelIndex, a ShardFile, a store."""
+
+    def slab(self, layer: int, expert: int, kind: str) -> memoryview: ...
+
+
+def shard_name(item: ExpertRange) -> str:
+    """A file name for one range; never looks like a part of a split model."""
+    return f"layer-{item.layer}-experts-{item.first}-to-{item.stop - 1}.gguf"
+
+
+def write_shard(path: Path, source: SlabSource, manifest: Manifest, ranges: Iterable[ExpertRange]) -> None:
+    """Write the experts of `ranges` (which may overlap) from `source`; the file appears whole or not at all.
+
+    Every slab is checked against the manifest: ModelFileError if one differs or the model has no such expert.
+    StoreError if the disk refuses.
+    """
+    ranges = tuple(ranges)
+    if not ranges:
+        raise ModelFileError(f"{path}: a shard of no experts")
+    for item in ranges:
+        if not manifest.holds(item):
+            raise ModelFileError(f"{path}: {item}: {manifest.name} has no such routed experts")
+    holdings = {layer: sorted(experts) for layer, experts in sorted(holdings_of(ranges).items())}
+    with replacing(path) as partial:
+        _write_header(partial, manifest, holdings)
+        with partial.open("ab") as file:
+            file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))
+            for slab in _checked_slabs(path, source, manifest, holdings):
+                file.write(slab)
+
+
+def _write_header(path: Path, manifest: Manifest, holdings: Mapping[int, list[int]]) -> None:
+    """Everything before the tensor bytes."""
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter  # 130 ms: only for those who write
+
+    with closing(GGUFWriter(path, manifest.architecture)) as writer:
+        for key, value in manifest.metadata.items():
+            item_type = None if value.item_type is None else GGUFValueType(value.item_type)
+            writer.add_key_value(key, value.value, GGUFValueType(value.type), item_type)
+        writer.add_uint32(_VERSION_KEY, SHARD_VERSION)
+        writer.add_string(_MODEL_KEY, manifest.model_id.hex())
+        writer.add_key_value(_LAYERS_KEY, list(holdings), GGUFValueType.ARRAY, GGUFValueType.INT32)
+        for layer, experts in holdings.items():
+            writer.add_key_value(_experts_key(layer), experts, GGUFValueType.ARRAY, GGUFValueType.INT32)
+            for tensor in manifest.layers[layer].layout.tensors:
+                writer.add_tensor_info(
+                    tensor_name(layer, tensor.kind),
+                    (len(experts), tensor.ne1, tensor.ne0),
+                    np.dtype(np.float32),  # not looked at when the type is given
+                    len(experts) * tensor.n_bytes,
+                    raw_dtype=GGMLQuantizationType(tensor.ggml_type),
+                )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+
+
+def _checked_slabs(
+    path: Path, source: SlabSource, manifest: Manifest, holdings: Mapping[int, list[int]]
+) -> Iterator[memoryview | bytes]:
+    """The tensor bytes: slabs, and zeros to align the next tensor."""
+    for layer, experts in holdings.items():
+        for tensor in manifest.layers[layer].layout.tensors:
+            for expert in experts:
+                slab = source.slab(layer, expert, tensor.kind)
+                if not manifest.check_slab(layer, expert, tensor.kind, slab):
+                    raise ModelFileError(
+                        f"{path}: layer {layer}, expert {expert}, {tensor.kind}: not the bytes of the manifest"
+                    )
+                yield slab
+            yield bytes(-(len(experts) * tensor.n_bytes) % DEFAULT_ALIGNMENT)
+
+
+class ShardFile:
+    """An opened shard. `model_id`: 32 bytes; `experts`: layer -> ids of the experts held, ascending."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and check the form; the slabs' hashes are for whoever has the manifest (`verify`).
+
+        Raises ModelFileError or UnsupportedModelError, naming the file.
+        """
+        self.path = path
+        self._file = GgufFile(path)
+        if self._value(_VERSION_KEY, ValueType.UINT32) != SHARD_VERSION:
+            raise ModelFileError(f"{path}: a shard of version {self._value(_VERSION_KEY, ValueType.UINT32)}")
+        self.model_id = self._model_id()
+        layers = self._ascending(_LAYERS_KEY)
+        self.experts: Mapping[int, tuple[int, ...]] = MappingProxyType(
+            {layer: self._ascending(_experts_key(layer)) for layer in layers}
+        )
+        self._position = {
+            (layer, expert): i for layer, held in self.experts.items() for i, expert in enumerate(held)
+        }
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the file."""
+        return self._file.n_bytes
+
+    def verify(self, manifest: Manifest) -> bool:
+        """True if this is a shard of that model and every slab has its hash."""
+        if self.model_id != manifest.model_id:
+            return False
+        return all(
+            layer in manifest.layers and self._verify_expert(manifest, layer, expert)
+            for layer, expert in self._position
+        )
+
+    def slab(self, layer: int, expert: int, kind: str) -> memoryview:
+        """One expert's bytes, a read-only view of the mapping. KeyError if the shard does not hold it."""
+        position = self._position[layer, expert]
+        name = tensor_name(layer, kind)
+        n_bytes = self._file.tensors[name].n_bytes // len(self.experts[layer])
+        return self._file.data(name)[position * n_bytes : (position + 1) * n_bytes]
+
+    def close(self) -> None:
+        """Let go of the mapping; views handed out stay valid."""
+        self._file.close()
+
+    def _verify_expert(self, manifest: Manifest, layer: int, expert: int) -> bool:
+        return all(
+            tensor_name(layer, kind) in self._file.tensors
+            and manifest.check_slab(layer, expert, kind, self.slab(layer, expert, kind))
+            for kind in manifest.layers[layer].layout.kinds
+        )
+
+    def _value(self, key: str, kind: ValueType) -> Any:
+        stored = self._file.metadata.get(key)
+        if stored is None or stored.type is not kind:
+            raise ModelFileError(f"{self.path}: not a swarmnode shard: {key} is missing or of another type")
+        return stored.value
+
+    def _model_id(self) -> bytes:
+        text = self._value(_MODEL_KEY, ValueType.STRING)
+        try:
+            model_id = bytes.fromhex(text)
+        except ValueError as error:
+            raise ModelFileError(f"{self.path}: {_MODEL_KEY} is not hexadecimal") from error
+        return model_id
+
+    def _ascending(self, key: str) -> tuple[int, ...]:
+        array = self._value(key, ValueType.ARRAY)
+        numbers = tuple(array.tolist()) if isinstance(array, np.ndarray) and array.dtype == np.int32 else ()
+        if not numbers or numbers[0] < 0 or any(a >= b for a, b in pairwise(numbers)):
+            raise ModelFileError(f"{self.path}: {key} is not an ascending list of ids")
+        return numbers
+
+
+def _experts_key(layer: int) -> str:
+    return f"swarmnode.layer.{layer}.experts"

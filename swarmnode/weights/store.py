@@ -1,0 +1,218 @@
+"""A worker's slices on disk: `<cache>/slices/<model id>/<slot>/`, one shard file for each range that is held.
+
+A slab that arrives waits in `incoming/` until its range is committed; only then, written whole and synced, is
+it held. A process locks the slot it uses and takes the first free one, so that several workers may share a
+cache folder: each has slices of its own, and a restarted one finds those of a predecessor
+(docs/decisions/0007-slice-store.md).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from swarmnode.errors import BadReplyError, ModelFileError, StoreError, UnsupportedModelError
+from swarmnode.weights.disk import PARTIAL_SUFFIX, make_folder, store_error
+from swarmnode.weights.manifest import BytesLike, Manifest
+from swarmnode.weights.shard import ShardFile, shard_name, write_shard
+from swarmnode.weights.slices import ExpertRange, holdings_of
+
+log = logging.getLogger(__name__)
+
+MAX_SLOTS = 64
+"""Processes with slices of one model in one cache folder."""
+
+
+class SliceStore:
+    """The slices of one model that this process holds. Methods block and may be called from several threads."""
+
+    def __init__(self, cache_dir: Path, manifest: Manifest) -> None:
+        """Lock a slot, delete what a crash left half done and every file whose bytes are not the manifest's.
+
+        Raises StoreError, naming the folder and `--cache DIR`, if it cannot be written or all slots are
+        taken.
+        """
+        self._manifest = manifest
+        self._mutex = threading.Lock()
+        self._shards: dict[ExpertRange, ShardFile] = {}
+        self.folder, self._lock = _lock_slot(cache_dir / "slices" / manifest.model_id.hex()[:32])
+        try:
+            self._rescan()
+        except OSError as error:
+            self.close()
+            raise store_error(self.folder, error) from error
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the files of all held ranges."""
+        with self._mutex:
+            return sum(shard.n_bytes for shard in self._shards.values())
+
+    def held(self) -> tuple[ExpertRange, ...]:
+        """The ranges committed and not removed, in order."""
+        with self._mutex:
+            return tuple(sorted(self._shards))
+
+    def add_slab(self, layer: int, expert: int, kind: str, data: BytesLike) -> None:
+        """Keep one slab until its range is committed; given twice, the later counts.
+
+        Raises BadReplyError if it is not that slab by the manifest's hash, StoreError if the disk refuses.
+        """
+        if not self._manifest.check_slab(layer, expert, kind, data):
+            raise BadReplyError(f"layer {layer}, expert {expert}, {kind}: not the bytes of the manifest")
+        try:
+            self._incoming(layer, expert, kind).write_bytes(data)
+        except OSError as error:
+            with suppress(OSError):
+                self._incoming(layer, expert, kind).unlink(missing_ok=True)
+            raise store_error(self.folder, error) from error
+
+    def commit(self, item: ExpertRange) -> None:
+        """Make a range held: on return it is on disk, synced, and survives a crash.
+
+        Raises StoreError, and nothing of the range is visible, if it overlaps what is held, a slab of it was
+        not added, or the disk refuses.
+        """
+        self._check_free(item)
+        path = self.folder / shard_name(item)
+        try:
+            write_shard(path, _Incoming(self), self._manifest, (item,))
+            shard = ShardFile(path)
+        except (ModelFileError, UnsupportedModelError) as error:
+            raise StoreError(f"{self.folder}: {item} cannot be committed: {error}") from error
+        with self._mutex:
+            self._shards[item] = shard
+        self.discard(item)
+
+    def discard(self, item: ExpertRange) -> None:
+        """Forget the slabs of a range that were added but not committed."""
+        for expert in item.experts:
+            for kind in self._manifest.layers[item.layer].layout.kinds:
+                try:
+                    self._incoming(item.layer, expert, kind).unlink(missing_ok=True)
+                except OSError as error:  # costs space until the next start, nothing else
+                    log.warning("%s: a slab that is no longer needed stays: %s", self.folder, error)
+
+    def read_slab(self, layer: int, expert: int, kind: str) -> memoryview:
+        """One held expert's bytes, a read-only view of the mapped file; valid even after `remove`.
+
+        KeyError if that expert is not held.
+        """
+        with self._mutex:
+            for item, shard in self._shards.items():
+                if item.layer == layer and expert in item.experts:
+                    return shard.slab(layer, expert, kind)
+        raise KeyError(f"layer {layer}, expert {expert} is not held")
+
+    def remove(self, item: ExpertRange) -> None:
+        """Stop holding a range that was committed as such, and free its bytes. KeyError if it is not held."""
+        with self._mutex:
+            shard = self._shards.pop(item)
+        shard.close()
+        try:
+            shard.path.unlink()
+        except OSError as error:
+            raise store_error(self.folder, error) from error
+
+    def close(self) -> None:
+        """Unlock the slot; what is held stays on disk."""
+        with self._mutex:
+            for shard in self._shards.values():
+                shard.close()
+            self._shards.clear()
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _incoming(self, layer: int, expert: int, kind: str) -> Path:
+        return self.folder / "incoming" / f"{layer}-{expert}-{kind}.slab"
+
+    def _check_free(self, item: ExpertRange) -> None:
+        if not self._manifest.holds(item):
+            raise StoreError(f"{self.folder}: {item}: {self._manifest.name} has no such routed experts")
+        wanted = set(item.experts)
+        with self._mutex:
+            if holdings_of(self._shards).get(item.layer, frozenset()) & wanted:
+                raise StoreError(f"{self.folder}: {item} overlaps what is held already")
+
+    def _rescan(self) -> None:
+        shutil.rmtree(self.folder / "incoming", ignore_errors=True)
+        (self.folder / "incoming").mkdir(exist_ok=True)
+        for path in sorted(self.folder.iterdir()):
+            if path.suffix == PARTIAL_SUFFIX:
+                path.unlink()
+            elif path.suffix == ".gguf":
+                self._take_in(path)
+
+    def _take_in(self, path: Path) -> None:
+        item = self._sound_range(path)
+        if item is None:
+            log.warning("%s is damaged or not of this model: deleted", path)
+            path.unlink()
+        else:
+            self._shards[item] = ShardFile(path)
+
+    def _sound_range(self, path: Path) -> ExpertRange | None:
+        """The range a file of this folder holds, or None if anything about it is wrong."""
+        try:
+            shard = ShardFile(path)
+        except (ModelFileError, UnsupportedModelError):
+            return None
+        if len(shard.experts) != 1:
+            return None
+        layer, experts = next(iter(shard.experts.items()))
+        item = ExpertRange(layer, experts[0], len(experts))
+        sound = (
+            experts == tuple(item.experts) and path.name == shard_name(item) and shard.verify(self._manifest)
+        )
+        overlaps = holdings_of(self._shards).get(layer, frozenset()) & set(experts)
+        return item if sound and not overlaps else None
+
+
+class _Incoming:
+    """The slabs added so far, as a source for `write_shard`."""
+
+    def __init__(self, store: SliceStore) -> None:
+        self._store = store
+
+    def slab(self, layer: int, expert: int, kind: str) -> memoryview:
+        path = self._store._incoming(layer, expert, kind)
+        try:
+            return memoryview(path.read_bytes())
+        except FileNotFoundError as error:
+            raise ModelFileError(f"layer {layer}, expert {expert}, {kind} was not added") from error
+
+
+def _lock_slot(folder: Path) -> tuple[Path, int]:
+    """The first slot nobody uses, and the descriptor whose lock ends with this process."""
+    for number in range(MAX_SLOTS):
+        slot = folder / f"slot-{number}"
+        make_folder(slot)
+        try:
+            descriptor = os.open(slot / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise store_error(slot, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise store_error(slot, error) from error
+        else:
+            return slot, descriptor
+    raise StoreError(
+        f"{folder}: {MAX_SLOTS} other processes use this cache folder; choose another: --cache DIR"
+    )
