@@ -6,6 +6,9 @@ Frozen dataclasses, one for each room; a service gets the one it needs. Defaults
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -17,7 +20,7 @@ class WireConfig:
 
     max_header_bytes: int = 4 * KIB
     chunk_bytes: int = 16 * KIB
-    """Largest piece of a body between two scheduling decisions: a decode waits for at most one (1.3 ms at 100 Mbit/s)."""
+    """Largest piece of a body between two scheduling decisions: a decode waits for one, 1.3 ms at 100 Mbit/s."""
     max_body_bytes: int = 64 * MIB
     """Largest body of any message; 2,048 rows of 3,072 f32 with 8 experts each would be 201 MB, so callers chunk."""
     max_requests_in_flight: int = 256
@@ -46,13 +49,25 @@ class DispatchConfig:
     """When a row goes to a worker and how long it may take (services/remote_experts)."""
 
     deadline_s: float = 0.5
-    """Longest wait for one layer's remote rows; then the local replica answers. Above the RTT of a far phone."""
-    min_deadline_s: float = 0.05
+    """Longest wait for one layer's remote rows in decode (above a far phone's RTT); then the local replica answers."""
+    deadline_per_pair_s: float = 0.002
+    """Added for every (row, expert) pair of a worker's share: a pair of a 122B model takes 0.13-0.19 ms on two cores
+    of a PC (an expert of 6 MB at 30 GB/s); a phone may be ten times slower."""
+    max_deadline_s: float = 30.0
     fresh_s: float = 20.0
     """A worker gets rows only if it answered (a probe or work) within this time: attached is not serving.
     Longer than probe_interval_s + a probe's timeout, so that an idle healthy worker stays fresh."""
     probe_interval_s: float = 5.0
     probe_timeout_s: float = 2.0
+    probe_min_cosine: float = 0.995
+    """A probe's answer against the local replica: devices that compute K-quants with float or 8-bit activations
+    differ by 3e-4, a wrong expert or noise by about 1."""
+    probe_backoff_max_s: float = 32.0
+    """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
+
+    def share_deadline_s(self, n_pairs: int) -> float:
+        """Longest wait for a share of `n_pairs` pairs: deadline_s + n_pairs * deadline_per_pair_s, capped."""
+        return min(self.deadline_s + n_pairs * self.deadline_per_pair_s, self.max_deadline_s)
 
 
 @dataclass(frozen=True)
@@ -70,12 +85,28 @@ class ModelsConfig:
 
 
 @dataclass(frozen=True)
+class ServeConfig:
+    """What a worker accepts (services/expert_server) and what it is offered (services/seeder)."""
+
+    max_queued_pairs: int = 8192
+    """(row, expert) pairs waiting for the compute thread: 1.1 s of work at the real sizes; more is refused as busy."""
+    retry_after_ms: int = 200
+    lease_s: float = 120.0
+    """How long experts offered to a joining worker count as taken while it downloads them."""
+    rejoin_min_s: float = 0.5
+    rejoin_max_s: float = 30.0
+    """A worker that lost its backbone dials again after 0.5, 1, 2 ... seconds, at most this, with full jitter."""
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     """The slices a worker keeps on disk."""
 
     block_bytes: int = 256 * KIB
     """A slice is pulled in blocks of this size, so that a lost source costs little."""
-    blocks_in_flight: int = 8
+    slabs_in_flight: int = 8
+    """Slabs pulled at once, each block by block: fills a link of 8 * 256 KiB per round trip (160 Mbit/s at 100 ms) and
+    holds at most 8 slabs (21 MB at the real sizes) in memory."""
 
 
 @dataclass(frozen=True)
@@ -86,4 +117,33 @@ class Config:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     models: ModelsConfig = field(default_factory=ModelsConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a node keeps things. `data`: the key; `cache`: slices and manifests; `settings`: peer lists."""
+
+    data: Path
+    cache: Path
+    settings: Path
+
+    @staticmethod
+    def under(home: Path | None) -> Folders:
+        """The platform's usual folders, or everything under `home` (`--home`, SWARMNODE_HOME).
+
+        Several nodes of one user on one machine need a home each: a key belongs to one running node.
+        """
+        if home is None:
+            return Folders(
+                platformdirs.user_data_path("swarmnode", appauthor=False),
+                platformdirs.user_cache_path("swarmnode", appauthor=False),
+                platformdirs.user_config_path("swarmnode", appauthor=False),
+            )
+        return Folders(home / "data", home / "cache", home / "config")
+
+    @property
+    def key_file(self) -> Path:
+        """The node's Ed25519 key."""
+        return self.data / "node.key"
