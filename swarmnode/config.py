@@ -39,9 +39,16 @@ class ComputeConfig:
 
     n_threads: int = 0
     """0: the cores this process may use."""
+    poll: int = 0
+    """0..100: how long idle threads of ggml's pool spin before they sleep. Several workers on one machine must not spin
+    against each other; waking costs 20-30 us a graph (docs/decisions/0002-ggml-build.md)."""
+    graph_cache_bytes: int = 16 * MIB
+    """Work memory of a worker's cached graphs: 512 pairs at n_embd 3,072, n_ff 1,024 take 15 MiB."""
     self_test_widths: tuple[int, ...] = (1, 8, 9, 16, 64, 256, 512)
     max_rows: int = 512
-    """Most (row, expert) pairs in one ggml graph; more are computed in pieces of this size."""
+    """Most (row, expert) pairs in one ggml graph of a worker; more are computed in pieces of this size."""
+    backbone_max_rows: int = 4096
+    """The same on a backbone, which can spare the memory: 512 tokens with 8 experts each (100 MB at n_embd 3,072)."""
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ class TypeInfo:
     is_quantized: bool
     activation_type: int
     """The type to which the CPU's mat-mul kernels round the other operand."""
+    multiplies: bool
+    """True if it may be the weight of a mat-mul."""
 
 
 @lru_cache(maxsize=64)
@@ -94,12 +96,15 @@ def type_info(ggml_type: int) -> TypeInfo:
     if not 0 <= ggml_type < api.GGML_TYPE_COUNT or api.ggml_blck_size(ggml_type) < 1:
         raise UnsupportedModelError(f"tensor type {ggml_type} is unknown to ggml {version()}")
     traits = api.ggml_get_type_traits(ggml_type).contents
+    on_cpu = api.ggml_get_type_traits_cpu(ggml_type).contents
+    decodes = bool(traits.to_float) or ggml_type == F32
     return TypeInfo(
         name=traits.type_name.decode().upper(),
         block_size=traits.blck_size,
         block_bytes=traits.type_size,
         is_quantized=traits.is_quantized,
-        activation_type=api.ggml_get_type_traits_cpu(ggml_type).contents.vec_dot_type,
+        activation_type=on_cpu.vec_dot_type,
+        multiplies=decodes and bool(on_cpu.vec_dot),
     )
 
 

@@ -163,8 +163,8 @@ class GraphBuilder(Ops):
         for name, tensor in self._inputs.items():
             if not _in_graph(self._cgraph, tensor):
                 raise UsageError(f"input {name} leads to no output")
-        arenas = {tensor.arena for tensor in self._externals.values()}
-        return Graph(self._device, self._arena, self._cgraph, self._inputs, self._outputs, arenas, workspace)
+        parts = (self._arena, self._cgraph, self._inputs, self._outputs, self._externals)
+        return Graph(self._device, *parts, workspace)
 
 
 def _in_graph(cgraph: Any, tensor: Tensor) -> bool:
@@ -245,7 +245,8 @@ class Graph:
         old = self._externals.get(address_of(source))
         if old is tensor:
             return
-        need(node.arena is self._arena and old is not None, "replace_source", node)
+        if old is None or node.arena is not self._arena:
+            raise UsageError(f"source {index} of {node!r} is not a weight of this graph")
         need(tensor.type == old.type and tensor.ne[:2] == old.ne[:2], "replace_source", old, tensor)
         node.pointer.contents.src[index] = tensor.pointer
         del self._externals[address_of(source)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from swarmnode.compute import ggml
 from swarmnode.compute.ggml import TensorPointer, api
-from swarmnode.compute.tensors import Arena, Tensor
+from swarmnode.compute.tensors import Arena, Tensor, address_of
 from swarmnode.errors import UsageError
 
 
@@ -47,7 +47,7 @@ class Ops:
 
     def _take(self, tensor: Tensor) -> TensorPointer:
         if tensor.arena is not self._arena:
-            self._externals[id(tensor)] = tensor
+            self._externals[address_of(tensor.pointer)] = tensor
             if len(self._externals) > self._max_nodes:
                 raise UsageError(f"the graph uses more than {self._max_nodes} weights")
         return tensor.pointer

@@ -42,10 +42,7 @@ class Arena:
         self.context = ggml.check_handle(api.ggml_init(params), "making a ggml context")
         self._buffers: list[Handle] = []
         self._close = weakref.finalize(self, _free_arena, self.context, self._buffers)
-
-    @property
-    def closed(self) -> bool:
-        return not self._close.alive
+        self.closed = False
 
     def adopt(self, buffer: Handle | None, what: str) -> Handle:
         """Own a buffer that ggml just allocated; DeviceError if it is NULL (no memory)."""
@@ -59,6 +56,7 @@ class Arena:
 
     def close(self) -> None:
         """Free structs and buffers; tensors of this arena must not be used afterwards."""
+        self.closed = True
         self._close()
 
 
@@ -111,6 +109,11 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({ggml.type_info(self.type).name}, ne={list(self.ne[: self.n_dims])})"
+
+
+def address_of(pointer: TensorPointer) -> int:
+    """The address of a tensor struct: its identity in C."""
+    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
 
 def check_shape(ggml_type: int, ne: Sequence[int], what: str) -> int:
@@ -255,9 +258,14 @@ def bind_host_memory(arena: Arena, tensor: Tensor, address: int) -> None:
     ggml.check_status(api.ggml_backend_tensor_alloc(buffer, tensor.pointer, address), "binding host memory")
 
 
+def allocation_bytes(device: Device, tensor: Tensor) -> int:
+    """Bytes a tensor takes on the device: its own, plus padding that the device wants."""
+    return int(api.ggml_backend_buft_get_alloc_size(device.buffer_type, tensor.pointer))
+
+
 def allocate_on(device: Device, arena: Arena, tensor: Tensor, what: str) -> tuple[Handle, int]:
     """Give a tensor a buffer of its own on the device: (buffer, its bytes). DeviceError without memory."""
-    n_bytes = api.ggml_backend_buft_get_alloc_size(device.buffer_type, tensor.pointer)
+    n_bytes = allocation_bytes(device, tensor)
     buffer = arena.adopt(
         api.ggml_backend_buft_alloc_buffer(device.buffer_type, n_bytes),
         f"allocating {n_bytes} bytes for {what}",

@@ -1,0 +1,396 @@
+"""The bank: routed experts held by this process, and their computation on any (row, expert) pairs.
+
+A backbone binds whole layers from its mapped GGUF without copying; a worker fills slots with the slices it fetched,
+in any number and order, and drops them again, within a byte budget. Every argument is checked before ggml sees it,
+because ggml aborts the process on a bad id or shape.
+
+Rows come out the same bit by bit in whatever company they are computed (on the CPU): a pair's result depends on its
+row and its expert only, so batches may be cut and joined at will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.compute import ggml
+from swarmnode.compute.combine import Ids, PairSum, Rows, combine_top_k
+from swarmnode.compute.devices import Device
+from swarmnode.compute.expert_graph import ExpertShape, GraphCache
+from swarmnode.compute.layout import LayerLayout, layout_problem
+from swarmnode.compute.slots import Segment, SlotPool
+from swarmnode.compute.tensors import BytesLike, byte_view
+from swarmnode.config import ComputeConfig
+from swarmnode.errors import DeviceError, UsageError
+
+_ABSENT = -1
+
+
+class _Layer:
+    """Where the experts of one layer are."""
+
+    def __init__(self, layout: LayerLayout) -> None:
+        self.layout = layout
+        self.shape = ExpertShape.of(layout)
+        self.segments: list[Segment | None] = []
+        self.segment_of: npt.NDArray[np.int32] = np.full(layout.n_expert, _ABSENT, np.int32)
+        """Index into `segments` for each expert, or _ABSENT."""
+        self.slot_of: Ids = np.full(layout.n_expert, _ABSENT, np.int32)
+
+    def place(self, expert: int, segment: Segment, slot: int) -> None:
+        if segment not in self.segments:
+            self.segments.append(segment)
+        self.segment_of[expert] = self.segments.index(segment)
+        self.slot_of[expert] = slot
+
+    def segment(self, index: int) -> Segment:
+        segment = self.segments[index]
+        if segment is None:
+            raise DeviceError(f"layer {self.layout.layer}: an expert points to memory that was freed")
+        return segment
+
+    def held(self) -> frozenset[int]:
+        return frozenset(np.flatnonzero(self.segment_of != _ABSENT).tolist())
+
+
+class ExpertBank:
+    """Experts by (layer, expert) on one device. Use it from the compute thread; `holdings` from anywhere.
+
+    `budget_bytes` bounds the memory allocated for weights (None: no bound); bound memory of a mapped file does not
+    count. `max_rows` bounds the pairs in one graph and with them the work memory.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        budget_bytes: int | None = None,
+        max_rows: int | None = None,
+        config: ComputeConfig | None = None,
+    ) -> None:
+        config = config or ComputeConfig()
+        self.device = device
+        self._pool = SlotPool(device, budget_bytes)
+        self._graphs = GraphCache(device, config.graph_cache_bytes)
+        self._layers: dict[int, _Layer] = {}
+        self._bound: list[Segment] = []
+        self._max_rows = config.max_rows
+        self._holdings: Mapping[int, frozenset[int]] = MappingProxyType({})
+        self.limit_rows(config.max_rows if max_rows is None else max_rows)
+
+    # -- what it holds
+
+    @property
+    def holdings(self) -> Mapping[int, frozenset[int]]:
+        """Layer -> experts that can be computed now: a snapshot that later changes do not touch."""
+        return self._holdings
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes allocated for weights on the device."""
+        return self._pool.used_bytes
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes of the cached graphs, beside the weights; at most config.graph_cache_bytes or one graph."""
+        return self._graphs.n_bytes
+
+    @property
+    def max_rows(self) -> int:
+        """Most (row, expert) pairs computed in one graph; larger calls are cut."""
+        return self._max_rows
+
+    def limit_rows(self, max_rows: int) -> None:
+        """Cut batches at this many pairs from now on (the self-test's widest good batch); UsageError if < 1."""
+        if max_rows < 1:
+            raise UsageError("max_rows must be at least 1")
+        self._max_rows = max_rows
+
+    def layout(self, layer: int) -> LayerLayout:
+        """The layout of a layer of which it holds experts; UsageError otherwise."""
+        return self._layer(layer).layout
+
+    # -- filling
+
+    def bind(self, layout: LayerLayout, experts: Sequence[int], stacked: Mapping[str, BytesLike]) -> None:
+        """Hold these experts from stacked tensors: slab i of `stacked[kind]` belongs to experts[i].
+
+        On the CPU nothing is copied and nothing counts against the budget: the memory (a mapped GGUF) is kept and
+        must not change. Other devices get a copy. UsageError for wrong sizes or experts held already; BudgetError,
+        DeviceError.
+        """
+        layer = self._check_new(layout, experts)
+        _check_slabs(layout, stacked, len(experts))
+        if self.device.is_host:
+            segment = Segment(layout, len(experts))
+            segment.bind(stacked)
+            self._bound.append(segment)
+            for slot, expert in enumerate(experts):
+                layer.place(expert, segment, slot)
+        else:
+            self._pool.reserve(layout, len(experts))
+            for index, expert in enumerate(experts):
+                self._fill(layer, expert, _slabs_at(layout, stacked, index))
+        self._publish(layer)
+
+    def reserve(self, layout: LayerLayout, n_experts: int) -> None:
+        """Allocate room for `n_experts` more experts of this shape at once: one segment, one graph for all of them.
+
+        Without it `add` makes room bit by bit. BudgetError if they do not fit; DeviceError without memory.
+        """
+        self._check_layout(layout)
+        if n_experts < 0:
+            raise UsageError("cannot reserve a negative number of experts")
+        self._pool.reserve(layout, n_experts)
+
+    def add(self, layout: LayerLayout, expert: int, slabs: Mapping[str, BytesLike]) -> None:
+        """Hold one more expert: a copy of its slabs, by kind.
+
+        UsageError for wrong sizes or an expert held already; BudgetError if it does not fit; DeviceError.
+        """
+        layer = self._check_new(layout, [expert])
+        _check_slabs(layout, slabs, 1)
+        self._fill(layer, expert, slabs)
+        self._publish(layer)
+
+    def remove(self, layer: int, expert: int) -> None:
+        """Drop an expert; memory is freed with the last expert of its segment. UsageError if it is not held."""
+        place = self._layer(layer)
+        self._check_ids(place, np.array([expert], np.int32))
+        index, slot = int(place.segment_of[expert]), int(place.slot_of[expert])
+        segment = place.segment(index)
+        place.segment_of[expert] = place.slot_of[expert] = _ABSENT
+        if segment not in self._bound and self._pool.give_back(place.layout, segment, slot):
+            self._forget_segment(segment)
+        self._publish(place)
+
+    def slab(self, layer: int, expert: int, kind: str) -> bytearray:
+        """A copy of a held expert's slab, read back from the device. UsageError if it is not held."""
+        place = self._layer(layer)
+        self._check_ids(place, np.array([expert], np.int32))
+        if kind not in place.layout.kinds:
+            raise UsageError(f"layer {layer} has no {kind}")
+        return place.segment(int(place.segment_of[expert])).read(int(place.slot_of[expert]), kind)
+
+    def close(self) -> None:
+        """Free graphs and weights."""
+        self._graphs.clear()
+        self._pool.close()
+        for segment in self._bound:
+            segment.arena.close()
+        self._bound.clear()
+        self._layers.clear()
+        self._holdings = MappingProxyType({})
+
+    # -- computing
+
+    def experts(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids) -> Rows:
+        """y f32[P, E], unweighted: row rows[pair_row[p]] (rows f32[T, E]) through expert pair_expert[p] (i32[P]).
+
+        A pair named twice is computed twice. UsageError for wrong shapes, dtypes, row or expert ids, or an expert
+        that is not held.
+        """
+        place = self._check_pairs(layer, rows, pair_row, pair_expert)
+        out: Rows = np.empty((pair_row.size, rows.shape[1]), np.float32)
+        self._compute_pairs(place, rows, pair_row, pair_expert, out)
+        return out
+
+    def partial(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids, pair_weight: Rows) -> Rows:
+        """f32[T, E]: for each row the sum of pair_weight[p] (f32[P]) * y[p] over its pairs, in the order of p.
+
+        Errors as `experts`. Rows without a pair are zero.
+        """
+        place = self._check_pairs(layer, rows, pair_row, pair_expert)
+        _check_array("pair_weight", pair_weight, np.float32, pair_row.shape)
+        total = PairSum(rows.shape[0], rows.shape[1])
+        for start in range(0, pair_row.size, self._max_rows):
+            piece = slice(start, start + self._max_rows)
+            y: Rows = np.empty((pair_row[piece].size, rows.shape[1]), np.float32)
+            self._compute_pairs(place, rows, pair_row[piece], pair_expert[piece], y)
+            total.add(y, pair_row[piece], pair_weight[piece])
+        return total.total
+
+    def moe(self, layer: int, rows: Rows, ids: Ids, weights: Rows) -> Rows:
+        """f32[T, E]: for row t the sum over k of weights[t, k] * expert ids[t, k] (rows[t]), in the order of k.
+
+        rows f32[T, E], ids i32[T, k], weights f32[T, k]. One graph where all experts of the layer are stacked
+        together; bit-equal to `combine_top_k(experts(...))`. Errors as `experts`.
+        """
+        place = self._layer(layer)
+        _check_rows(place.layout, rows)
+        if ids.ndim != 2 or ids.shape[1] < 1:
+            raise UsageError(f"ids must be i32[T, k] with k >= 1, not {ids.dtype}{list(ids.shape)}")
+        _check_array("ids", ids, np.int32, (rows.shape[0], ids.shape[1]))
+        _check_array("weights", weights, np.float32, ids.shape)
+        self._check_ids(place, ids)
+        out: Rows = np.empty(rows.shape, np.float32)
+        n_rows = max(1, self._max_rows // ids.shape[1])
+        for start in range(0, rows.shape[0], n_rows):
+            piece = slice(start, start + n_rows)
+            out[piece] = self._moe_piece(place, rows[piece], ids[piece], weights[piece])
+        return out
+
+    def _moe_piece(self, place: _Layer, rows: Rows, ids: Ids, weights: Rows) -> Rows:
+        n_rows, n_used = ids.shape
+        homes = place.segment_of[ids]
+        first = int(homes[0, 0])
+        if (homes != first).any() or not self._one_graph_is_defined(ids):
+            y: Rows = np.empty((ids.size, rows.shape[1]), np.float32)
+            pair_row = np.repeat(np.arange(n_rows, dtype=np.int32), n_used)
+            self._compute_pairs(place, rows, pair_row, ids.reshape(-1), y)
+            return combine_top_k(y.reshape(n_rows, n_used, -1), weights)
+        tensors = place.segment(first).tensors
+        graph = self._graphs.moe(place.shape, tensors, n_rows, n_used)
+        slots = place.slot_of[ids]
+        return graph.run(tensors, x=rows[:, None, :], ids=slots, p=weights[:, :, None])
+
+    def _one_graph_is_defined(self, ids: Ids) -> bool:
+        """Whether a device may take these ids as [k, T]: GPU kernels assume that no row names an expert twice."""
+        if ids.shape[1] > self._max_rows:
+            return False
+        if self.device.is_host:
+            return True
+        ordered = np.sort(ids, axis=1)
+        return not (ordered[:, 1:] == ordered[:, :-1]).any()
+
+    def _compute_pairs(
+        self, place: _Layer, rows: Rows, pair_row: Ids, pair_expert: Ids, out: npt.NDArray[np.float32]
+    ) -> None:
+        for segment, index in self._pieces(place, pair_expert):
+            slots = place.slot_of[pair_expert[index]]
+            out[index] = self._run_piece(place.shape, segment, rows[pair_row[index]], slots)
+
+    def _run_piece(self, shape: ExpertShape, segment: Segment, x: Rows, slots: Ids) -> Rows:
+        """At most max_rows pairs of one segment: x f32[P, E], slots i32[P] -> f32[P, E], valid until the next."""
+        graph = self._graphs.pairs(shape, segment.tensors, slots.size)
+        return graph.run(segment.tensors, x=x[:, None, :], ids=slots[:, None])
+
+    def _pieces(self, place: _Layer, pair_expert: Ids) -> Iterator[tuple[Segment, Any]]:
+        """Cut pairs by segment and max_rows, as indices; a long call is sorted so that each expert is read once."""
+        if pair_expert.size == 0:
+            return
+        homes = place.segment_of[pair_expert]
+        if pair_expert.size <= self._max_rows and (homes == homes[0]).all():
+            yield place.segment(int(homes[0])), slice(None)
+            return
+        for home in np.unique(homes):
+            index = np.flatnonzero(homes == home)
+            if index.size > self._max_rows:
+                index = index[np.argsort(place.slot_of[pair_expert[index]], kind="stable")]
+            for start in range(0, index.size, self._max_rows):
+                yield place.segment(int(home)), index[start : start + self._max_rows]
+
+    # -- checks and bookkeeping
+
+    def _layer(self, layer: int) -> _Layer:
+        place = self._layers.get(layer)
+        if place is None:
+            raise UsageError(f"no expert of layer {layer} is held")
+        return place
+
+    def _check_layout(self, layout: LayerLayout) -> None:
+        problem = layout_problem(layout)
+        if problem is not None:
+            raise UsageError(problem)
+        for tensor in layout.tensors:
+            info = ggml.type_info(tensor.ggml_type)
+            if not info.multiplies:
+                raise UsageError(f"layer {layout.layer}: {tensor.kind} is {info.name}, which cannot multiply")
+            if tensor.n_bytes != tensor.ne1 * ggml.row_bytes(tensor.ggml_type, tensor.ne0):
+                raise UsageError(f"layer {layout.layer}: {tensor.kind} slabs have {tensor.n_bytes} bytes")
+        known = self._layers.get(layout.layer)
+        if known is not None and known.layout != layout:
+            raise UsageError(f"layer {layout.layer} is held with another layout")
+
+    def _check_new(self, layout: LayerLayout, experts: Sequence[int]) -> _Layer:
+        if self.device.closed:
+            raise DeviceError(f"device {self.device.info.name} is closed")
+        self._check_layout(layout)
+        held = self._holdings.get(layout.layer, frozenset())
+        if not experts or len(set(experts)) != len(experts) or not held.isdisjoint(experts):
+            raise UsageError(
+                f"layer {layout.layer}: experts named twice, held already, or none: {list(experts)}"
+            )
+        if min(experts) < 0 or max(experts) >= layout.n_expert:
+            raise UsageError(
+                f"layer {layout.layer} has experts 0..{layout.n_expert - 1}, not {list(experts)}"
+            )
+        return self._layers.get(layout.layer) or _Layer(layout)
+
+    def _fill(self, layer: _Layer, expert: int, slabs: Mapping[str, BytesLike]) -> None:
+        segment, slot = self._pool.take(layer.layout)
+        segment.write(slot, slabs)
+        layer.place(expert, segment, slot)
+
+    def _publish(self, layer: _Layer) -> None:
+        """Make a change to a layer visible, atomically for readers in other threads."""
+        number = layer.layout.layer
+        self._layers[number] = layer
+        holdings = {**self._holdings, number: layer.held()}
+        if not holdings[number]:
+            del holdings[number], self._layers[number]
+        self._holdings = MappingProxyType(holdings)
+
+    def _forget_segment(self, segment: Segment) -> None:
+        for layer in self._layers.values():
+            layer.segments = [None if known is segment else known for known in layer.segments]
+
+    def _check_pairs(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids) -> _Layer:
+        place = self._layer(layer)
+        _check_rows(place.layout, rows)
+        if pair_row.ndim != 1:
+            raise UsageError(f"pair_row must have one dimension, not {pair_row.ndim}")
+        _check_array("pair_row", pair_row, np.int32, pair_row.shape)
+        _check_array("pair_expert", pair_expert, np.int32, pair_row.shape)
+        if pair_row.size and (int(pair_row.min()) < 0 or int(pair_row.max()) >= rows.shape[0]):
+            raise UsageError(f"pair_row names a row outside 0..{rows.shape[0] - 1}")
+        self._check_ids(place, pair_expert)
+        return place
+
+    def _check_ids(self, place: _Layer, ids: Ids) -> None:
+        if ids.size == 0:
+            return
+        layout = place.layout
+        if int(ids.min()) < 0 or int(ids.max()) >= layout.n_expert:
+            raise UsageError(f"layer {layout.layer} has experts 0..{layout.n_expert - 1} only")
+        missing = place.segment_of[ids] == _ABSENT
+        if missing.any():
+            raise UsageError(f"layer {layout.layer}: expert {int(ids[missing][0])} is not held")
+
+
+def _check_rows(layout: LayerLayout, rows: Rows) -> None:
+    if rows.ndim != 2:
+        raise UsageError(f"rows must be f32[T, {layout.n_embd}], not {rows.dtype}{list(rows.shape)}")
+    _check_array("rows", rows, np.float32, (rows.shape[0], layout.n_embd))
+
+
+def _check_array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise UsageError(
+            f"{name} must be {np.dtype(dtype)}{list(shape)}, not {array.dtype}{list(array.shape)}"
+        )
+
+
+def _check_slabs(layout: LayerLayout, slabs: Mapping[str, BytesLike], n_experts: int) -> None:
+    if set(slabs) != set(layout.kinds):
+        raise UsageError(f"layer {layout.layer} has {layout.kinds}, not {sorted(slabs)}")
+    for tensor in layout.tensors:
+        n_bytes = byte_view(slabs[tensor.kind], tensor.kind).size
+        if n_bytes != n_experts * tensor.n_bytes:
+            raise UsageError(
+                f"layer {layout.layer}: {tensor.kind} of {n_experts} experts has {n_experts * tensor.n_bytes} "
+                f"bytes, not {n_bytes}"
+            )
+
+
+def _slabs_at(layout: LayerLayout, stacked: Mapping[str, BytesLike], index: int) -> dict[str, BytesLike]:
+    return {
+        tensor.kind: byte_view(stacked[tensor.kind], tensor.kind)[
+            index * tensor.n_bytes : (index + 1) * tensor.n_bytes
+        ]
+        for tensor in layout.tensors
+    }
