@@ -1,0 +1,508 @@
+"""One authenticated connection as a state machine without I/O: bytes in, events out; messages in, bytes out.
+
+    state          waits for                    next state
+    -------------  ---------------------------  ---------------------------------------------
+    HELLO          hello (acceptor only)        MESSAGE_1
+    MESSAGE_1      Noise message 1 (acceptor)   MESSAGE_3, answers message 2
+    MESSAGE_2      Noise message 2 (dialer)     SETTINGS, answers message 3 and our settings
+    MESSAGE_3      Noise message 3 (acceptor)   SETTINGS, sends our settings
+    SETTINGS       the peer's settings          OPEN
+    OPEN           frames                       OPEN
+    any            bye, end of stream, an error CLOSED
+
+Two rules. (1) Until SETTINGS an error closes the connection without an answer, and so does a broken seal at any time;
+later errors are answered with a bye that names them. (2) Each request has exactly one end: a reply, a refusal, or an
+ABORT after a CANCEL; an id is free again only then.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import ConnectionLostError, HandshakeError, ProtocolError, UsageError
+from swarmnode.identity import NodeId
+from swarmnode.wire.constants import (
+    MAX_PONGS_WAITING,
+    MAX_RECORD_PLAIN_BYTES,
+    PROTOCOL_VERSION,
+    UNKNOWN_REPLY_BUDGET,
+    ConnectionClass,
+    FrameType,
+    TrafficClass,
+)
+from swarmnode.wire.endpoint import Endpoint
+from swarmnode.wire.events import (
+    Ended,
+    Event,
+    Opened,
+    PongReceived,
+    ReplyReceived,
+    RequestCancelled,
+    RequestReceived,
+)
+from swarmnode.wire.frames import Frame, split_frames_untrusted
+from swarmnode.wire.handshake import AcceptorHandshake, DialerHandshake, Secrets
+from swarmnode.wire.inbox import Inbox, Incoming, is_own_id, next_id
+from swarmnode.wire.messages import (
+    Bye,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    Settings,
+    encode_header,
+)
+from swarmnode.wire.outbox import Outbox, Outgoing
+from swarmnode.wire.records import RecordReader, RecordWriter
+
+MIN_WRITE_BYTES = 8 * 1024
+"""Least `max_bytes` of data_to_send: over a message start with the longest header."""
+
+
+class State(enum.Enum):
+    """See the table above."""
+
+    HELLO = enum.auto()
+    MESSAGE_1 = enum.auto()
+    MESSAGE_2 = enum.auto()
+    MESSAGE_3 = enum.auto()
+    SETTINGS = enum.auto()
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+HANDSHAKE_STATES = frozenset((State.HELLO, State.MESSAGE_1, State.MESSAGE_2, State.MESSAGE_3))
+NEXT_STATE = {
+    State.HELLO: State.MESSAGE_1,
+    State.MESSAGE_1: State.MESSAGE_3,
+    State.MESSAGE_2: State.SETTINGS,
+    State.MESSAGE_3: State.SETTINGS,
+    State.SETTINGS: State.OPEN,
+}
+
+
+class RequestState(enum.Enum):
+    """A request of the peer's, until its reply has left."""
+
+    RECEIVING = enum.auto()
+    RUNNING = enum.auto()
+    REPLYING = enum.auto()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request of ours, until its reply has come."""
+
+    replies: tuple[type[Message], ...]
+    outgoing: Outgoing
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Served:
+    """A request of the peer's."""
+
+    message: Message
+    traffic_class: TrafficClass
+    state: RequestState
+    reply: Outgoing | None = None
+
+
+class Connection:
+    """One side of one connection; see the head of this file."""
+
+    def __init__(self, endpoint: Endpoint, handshake: DialerHandshake | AcceptorHandshake) -> None:
+        """Use `dialer` or `acceptor`."""
+        self._endpoint = endpoint
+        self._handshake = handshake
+        self._handshake_bytes = bytearray()
+        self._clear = bytearray()
+        self._reader: RecordReader | None = None
+        self._writer: RecordWriter | None = None
+        self._outbox = Outbox()
+        self._inbox = Inbox(endpoint.config.max_body_bytes)
+        self._asked: dict[int, _Asked] = {}
+        self._served: dict[int, _Served] = {}
+        self._pongs_waiting = 0
+        self._unknown_replies = 0
+        self._peer_settings: Settings | None = None
+        self.node_id: NodeId | None = None
+        """The peer, once its identity is proven."""
+        self.handshake_hash = b""
+        self.is_dialer = isinstance(handshake, DialerHandshake)
+        self.state = State.MESSAGE_2 if self.is_dialer else State.HELLO
+        self._last_id = -1 if self.is_dialer else 0
+        if isinstance(handshake, DialerHandshake):
+            self._clear += handshake.first_bytes
+
+    @classmethod
+    def dialer(
+        cls, endpoint: Endpoint, expected: NodeId, connection_class: ConnectionClass = ConnectionClass.LATENCY
+    ) -> Connection:
+        """The side that opened the stream and wants to reach `expected` and nobody else."""
+        handshake = DialerHandshake(endpoint.credentials, endpoint.network, connection_class, expected)
+        return cls(endpoint, handshake)
+
+    @classmethod
+    def acceptor(cls, endpoint: Endpoint) -> Connection:
+        """The side that was dialled."""
+        return cls(endpoint, AcceptorHandshake(endpoint.credentials, endpoint.network))
+
+    @property
+    def connection_class(self) -> ConnectionClass | None:
+        """What the connection is for; None before the hello."""
+        return self._handshake.connection_class
+
+    @property
+    def settings(self) -> Settings:
+        """What the peer told. Raises UsageError before OPEN."""
+        if self._peer_settings is None:
+            raise UsageError("the peer's settings have not come yet")
+        return self._peer_settings
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of messages that `data_to_send` has not taken yet."""
+        return self._outbox.queued_bytes
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """True when `data_to_send` would return something."""
+        return bool(self._clear) or (self._writer is not None and bool(self._outbox))
+
+    @property
+    def has_incomplete(self) -> bool:
+        """True while a message of the peer's is incomplete."""
+        return self._inbox.has_incomplete
+
+    @property
+    def can_request(self) -> bool:
+        """True when the peer takes one more request now."""
+        return self.state is State.OPEN and len(self._asked) < self.settings.max_requests
+
+    # --- bytes in ---------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
+        """Take what came from the peer. Never raises for it: a peer's fault is a last event `Ended` with the error."""
+        events: list[Event] = []
+        if self.state is State.CLOSED:
+            return events
+        try:
+            rest = self._receive_handshake(data) if self.state in HANDSHAKE_STATES else data
+            if self._reader is not None:
+                self._receive_records(rest, self._reader, events)
+        except (HandshakeError, ProtocolError) as error:
+            events.append(self._fail(error))
+        return events
+
+    def receive_eof(self) -> list[Event]:
+        """The peer's side of the stream ended. Without a bye that is an error: something may have been cut off."""
+        if self.state is State.CLOSED:
+            return []
+        self._shut()
+        return [Ended("ended", "the stream ended without a bye", ConnectionLostError("the stream ended"))]
+
+    def _receive_handshake(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Feed the handshake with messages of exactly the size it needs; returns what is behind it."""
+        pending = self._handshake_bytes
+        pending += data
+        while self.state in HANDSHAKE_STATES and len(pending) >= self._handshake.needs_bytes:
+            n_bytes = self._handshake.needs_bytes
+            answer, secrets = self._handshake.receive_untrusted(bytes(pending[:n_bytes]))
+            del pending[:n_bytes]
+            if secrets is not None:
+                self._authenticated(secrets)
+            self._clear += answer
+            self.state = NEXT_STATE[self.state]
+        if self.state in HANDSHAKE_STATES:
+            return b""
+        rest = bytes(pending)
+        pending.clear()
+        return rest
+
+    def _authenticated(self, secrets: Secrets) -> None:
+        allowed = self._endpoint.allowed
+        if not self.is_dialer and allowed is not None and secrets.node_id not in allowed:
+            raise HandshakeError(f"{secrets.node_id.short} is not on the list of allowed nodes")
+        self.node_id = secrets.node_id
+        self.handshake_hash = secrets.handshake_hash
+        self._reader = RecordReader(secrets.receiving)
+        self._writer = RecordWriter(secrets.sending)
+        self._put_notice(self._endpoint.settings)
+
+    def _receive_records(
+        self, data: bytes | bytearray | memoryview, reader: RecordReader, events: list[Event]
+    ) -> None:
+        reader.feed(data)
+        while (record := reader.next_record_untrusted()) is not None:
+            for frame in split_frames_untrusted(record):
+                self._receive_frame(frame, events)
+                if self.state is State.CLOSED:
+                    return
+
+    def _receive_frame(self, frame: Frame, events: list[Event]) -> None:
+        if self.state is State.SETTINGS and frame.type is not FrameType.NOTICE:
+            raise ProtocolError("bad_state", f"{frame.type.name} before settings")
+        match frame.type:
+            case FrameType.REQUEST:
+                self._receive_request(frame, events)
+            case FrameType.REPLY:
+                self._receive_reply(frame, events)
+            case FrameType.DATA:
+                item = self._inbox.data_untrusted(frame)
+                if item.is_complete:
+                    self._complete(item, events)
+            case FrameType.CANCEL:
+                self._receive_cancel(frame, events)
+            case FrameType.ABORT:
+                self._receive_abort(frame)
+            case FrameType.NOTICE:
+                self._receive_notice(self._inbox.start_untrusted(frame).message, events)
+
+    def _receive_request(self, frame: Frame, events: list[Event]) -> None:
+        request_id = frame.request_id
+        if is_own_id(request_id, is_dialer=self.is_dialer) or request_id in self._served:
+            raise ProtocolError("duplicate_id", f"request {request_id}")
+        if len(self._served) >= self._endpoint.settings.max_requests:
+            raise ProtocolError("too_many_requests", f"more than {len(self._served)} at once")
+        item = self._inbox.start_untrusted(frame)
+        self._served[request_id] = _Served(item.message, item.traffic_class, RequestState.RECEIVING)
+        if item.is_complete:
+            self._complete(item, events)
+
+    def _receive_reply(self, frame: Frame, events: list[Event]) -> None:
+        asked = self._asked.get(frame.request_id)
+        if asked is None:
+            self._unknown_replies += 1
+            if self._unknown_replies > UNKNOWN_REPLY_BUDGET:
+                raise ProtocolError("unknown_reply", f"reply to {frame.request_id}, which is not in flight")
+        item = self._inbox.start_untrusted(frame)
+        if asked is not None and not isinstance(item.message, (Refused, *asked.replies)):
+            raise ProtocolError("wrong_reply", f"{type(item.message).__name__} does not answer this request")
+        if item.is_complete:
+            self._complete(item, events)
+        elif asked is None or asked.is_cancelled:
+            self._inbox.unwant(frame.request_id)
+
+    def _complete(self, item: Incoming, events: list[Event]) -> None:
+        """A whole request or reply is here."""
+        if item.type is FrameType.REQUEST:
+            self._served[item.request_id].state = RequestState.RUNNING
+            events.append(RequestReceived(item.request_id, item.message, item.view(), item.traffic_class))
+            return
+        asked = self._asked.pop(item.request_id, None)
+        if asked is None or asked.is_cancelled:
+            return
+        if not asked.outgoing.has_left:
+            # Answered before it was all sent (refused, as a rule): the rest of the body need not travel.
+            self._outbox.drop(asked.outgoing)
+            self._put_bare(FrameType.CANCEL, item.request_id)
+        events.append(ReplyReceived(item.request_id, item.message, item.view()))
+
+    def _receive_cancel(self, frame: Frame, events: list[Event]) -> None:
+        request_id = frame.request_id
+        if is_own_id(request_id, is_dialer=self.is_dialer) or len(frame.content):
+            raise ProtocolError("bad_frame", f"CANCEL of {request_id} with {len(frame.content)} bytes")
+        served = self._served.get(request_id)
+        if served is None:
+            return  # our reply crossed it on the way
+        if served.state is RequestState.RUNNING:
+            events.append(RequestCancelled(request_id))
+        elif served.state is RequestState.RECEIVING:
+            self._inbox.drop(FrameType.REQUEST, request_id)
+            self._put_reply(request_id, served, Refused("cancelled", "", 0), ())
+        elif served.reply is not None:
+            self._outbox.drop(served.reply)
+            if served.reply.has_begun:
+                del self._served[request_id]
+                self._put_bare(FrameType.ABORT, request_id)
+            else:
+                self._put_reply(request_id, served, Refused("cancelled", "", 0), ())
+
+    def _receive_abort(self, frame: Frame) -> None:
+        asked = self._asked.get(frame.request_id)
+        if asked is None or not asked.is_cancelled or len(frame.content):
+            raise ProtocolError("bad_frame", f"ABORT of {frame.request_id}, which was not cancelled")
+        if not self._inbox.drop(FrameType.REPLY, frame.request_id):
+            raise ProtocolError("bad_frame", f"ABORT of {frame.request_id}, whose reply had not begun")
+        del self._asked[frame.request_id]
+
+    def _receive_notice(self, message: Message, events: list[Event]) -> None:
+        if isinstance(message, Settings) is not (self.state is State.SETTINGS):
+            raise ProtocolError("bad_state", f"{type(message).__name__} in state {self.state.name}")
+        match message:
+            case Settings():
+                if PROTOCOL_VERSION not in message.versions:
+                    raise ProtocolError("no_version", f"the peer speaks {message.versions}")
+                assert self.node_id is not None  # ours: SETTINGS is only reached through _authenticated
+                self._peer_settings = message
+                self.state = NEXT_STATE[self.state]
+                events.append(Opened(self.node_id, message))
+            case Ping():
+                self._pongs_waiting += 1
+                if self._pongs_waiting > MAX_PONGS_WAITING:
+                    raise ProtocolError("flood", f"{self._pongs_waiting} pings are not answered yet")
+                self._put_notice(Pong(message.nonce))
+            case Pong():
+                events.append(PongReceived(message.nonce))
+            case Bye():
+                self._shut()
+                events.append(Ended(message.code, message.reason, None))
+
+    def _fail(self, error: HandshakeError | ProtocolError) -> Ended:
+        may_answer = self.state in (State.SETTINGS, State.OPEN)
+        self._shut()
+        self._clear.clear()
+        if isinstance(error, HandshakeError):
+            return Ended("handshake", str(error), error)
+        if may_answer and error.code != "bad_record":
+            self._put_notice(Bye(error.code, printable(error.reason)))
+        return Ended(error.code, error.reason, error)
+
+    def _shut(self) -> None:
+        self.state = State.CLOSED
+        self._outbox.clear()
+        self._inbox.clear()
+        self._asked.clear()
+        self._served.clear()
+
+    # --- messages out -----------------------------------------------------------------------------------------------
+
+    def send_request(
+        self, message: Message, parts: Sequence[memoryview] = (), traffic_class: TrafficClass | None = None
+    ) -> int:
+        """Queue a request; returns its id. `parts` are flat byte views and must not change until they have left.
+
+        Raises UsageError when `can_request` is false or the message breaks a cap.
+        """
+        if not self.can_request or message.frame is not FrameType.REQUEST:
+            raise UsageError(f"no {type(message).__name__} can be asked now")
+        traffic_class = message.traffic_class if traffic_class is None else traffic_class
+        request_id = self._new_id()
+        item = self._message(FrameType.REQUEST, request_id, message, parts, traffic_class)
+        self._asked[request_id] = _Asked(message.replies, item)
+        self._outbox.put(item)
+        return request_id
+
+    def send_reply(self, request_id: int, message: Message, parts: Sequence[memoryview] = ()) -> None:
+        """Queue the one answer to a `RequestReceived`. Does nothing once the connection is closed.
+
+        Raises UsageError, and queues nothing, if the message does not answer the request or breaks a cap.
+        """
+        if self.state is State.CLOSED:
+            return
+        served = self._served.get(request_id)
+        if served is None or served.state is not RequestState.RUNNING:
+            raise UsageError(f"request {request_id} is not waiting for a reply")
+        if not isinstance(message, (Refused, *served.message.replies)):
+            raise UsageError(f"{type(message).__name__} does not answer {type(served.message).__name__}")
+        self._put_reply(request_id, served, message, parts)
+
+    def cancel_request(self, request_id: int) -> None:
+        """The reply to a request of ours is no longer wanted: no event will come for it."""
+        asked = self._asked.get(request_id)
+        if asked is None or asked.is_cancelled:
+            return
+        if not asked.outgoing.has_left:
+            self._outbox.drop(asked.outgoing)
+        if not asked.outgoing.has_begun:
+            del self._asked[request_id]
+            return
+        asked.is_cancelled = True
+        self._inbox.unwant(request_id)
+        self._put_bare(FrameType.CANCEL, request_id)
+
+    def send_ping(self, nonce: int) -> None:
+        """Queue a ping; its pong comes as an event."""
+        if self.state is State.OPEN:
+            self._put_notice(Ping(nonce))
+
+    def close(self, code: str = "done", reason: str = "") -> None:
+        """Queue a bye as the last message and forget everything else that waits."""
+        is_authenticated = self.state in (State.SETTINGS, State.OPEN)
+        if self.state is not State.CLOSED:
+            self._shut()
+        if is_authenticated:
+            self._put_notice(Bye(code, printable(reason)))
+
+    def data_to_send(self, max_bytes: int) -> bytes | bytearray:
+        """Bytes for the peer, about `max_bytes` at most, most urgent first; empty when nothing waits.
+
+        What is returned must reach the peer whole and in order, or the connection is over.
+        """
+        out, self._clear = self._clear, bytearray()
+        if self._writer is None:
+            return out
+        while self._outbox and (not out or max_bytes - len(out) >= MIN_WRITE_BYTES):
+            room = min(max(max_bytes - len(out), MIN_WRITE_BYTES), MAX_RECORD_PLAIN_BYTES)
+            plain, done = self._outbox.next_record(room)
+            record = self._writer.seal(plain)
+            out = out + record if out else record
+            for item in done:
+                self._left(item)
+        return out
+
+    def _left(self, item: Outgoing) -> None:
+        if item.type is FrameType.REPLY:
+            self._served.pop(item.request_id, None)
+        elif item.number == Pong.number and item.type is FrameType.NOTICE:
+            self._pongs_waiting -= 1
+
+    def _message(
+        self,
+        frame: FrameType,
+        request_id: int,
+        message: Message,
+        parts: Sequence[memoryview],
+        traffic_class: TrafficClass,
+    ) -> Outgoing:
+        """Check our own message as the peer will, and pack it."""
+        item = Outgoing.message(
+            frame, traffic_class, request_id, message.number, encode_header(message), parts
+        )
+        if item.body_bytes or message.body_cap_bytes:
+            self._check_own_body(message, item.body_bytes, traffic_class)
+        return item
+
+    def _check_own_body(self, message: Message, body_bytes: int, traffic_class: TrafficClass) -> None:
+        cap_bytes = min(message.body_cap_bytes, self.settings.max_body_bytes)
+        if body_bytes > cap_bytes:
+            raise UsageError(f"{type(message).__name__} of {body_bytes} bytes, the peer takes {cap_bytes}")
+        if body_bytes and traffic_class is TrafficClass.CONTROL:
+            raise UsageError("control messages have no body, so that nothing waits behind one")
+        try:
+            message.check_body_untrusted(body_bytes)
+        except ProtocolError as error:
+            raise UsageError(str(error)) from error
+
+    def _put_reply(
+        self, request_id: int, served: _Served, message: Message, parts: Sequence[memoryview]
+    ) -> None:
+        traffic_class = max(served.traffic_class, message.traffic_class)
+        item = self._message(FrameType.REPLY, request_id, message, parts, traffic_class)
+        served.state = RequestState.REPLYING
+        served.reply = item
+        self._outbox.put(item)
+
+    def _put_notice(self, message: Message) -> None:
+        header = encode_header(message)
+        self._outbox.put(
+            Outgoing.message(FrameType.NOTICE, TrafficClass.CONTROL, 0, message.number, header, ())
+        )
+
+    def _put_bare(self, frame: FrameType, request_id: int) -> None:
+        # In front of everything: the receiver must know that a body ends early before the next one starts.
+        self._outbox.put_first(Outgoing(frame, TrafficClass.CONTROL, request_id))
+
+    def _new_id(self) -> int:
+        self._last_id = next_id(self._last_id)
+        while self._last_id in self._asked:
+            self._last_id = next_id(self._last_id)
+        return self._last_id
+
+
+def printable(reason: str) -> str:
+    """A reason as it may travel: no control characters, at most 128 characters (512 bytes)."""
+    return "".join(char if char.isprintable() else "?" for char in reason[:128])

@@ -1,0 +1,371 @@
+"""Every message: its number, its fields with caps, which reply it gets, how long its body may be.
+
+A message is a frozen dataclass; `encode_header` and `decode_header_untrusted` turn it into the msgpack map of its fields
+and back. What a field alone cannot show (products, a body against its header) is in its `check_body_untrusted`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, TypeAlias
+
+from swarmnode.errors import ProtocolError, UsageError
+from swarmnode.wire import constants as c
+from swarmnode.wire.codec import pack_map, unpack_map_untrusted
+from swarmnode.wire.constants import FrameType, TrafficClass
+from swarmnode.wire.schema import Binary, Choice, Code, Integer, Items, Range, Schema, Text
+
+Ranges3: TypeAlias = tuple[tuple[int, int, int], ...]
+"""(layer, first expert, count) each."""
+
+_MODEL = Binary(c.MODEL_ID_BYTES)
+_LAYER = Integer(0, c.MAX_LAYER)
+_EXPERT = Integer(0, c.MAX_EXPERT)
+_RANGES = Items(Range(c.MAX_LAYER, c.MAX_EXPERT), c.MAX_RANGES)
+_CAPACITY = Integer(0, 2**48)
+_ENCODING = Choice(c.ENCODINGS)
+_U32 = Integer(0, 2**32 - 1)
+
+ROW_ITEM_BYTES = {"f32": 4, "f16": 2}
+"""Bytes of one number of a row, by encoding."""
+
+
+class Message:
+    """Base of all messages."""
+
+    __slots__ = ()
+
+    number: ClassVar[int]
+    frame: ClassVar[FrameType]
+    """Which frame starts it: REQUEST, REPLY or NOTICE."""
+    body_cap_bytes: ClassVar[int] = 0
+    replies: ClassVar[tuple[type[Message], ...]] = ()
+    """For requests: what may answer, next to Refused."""
+    traffic_class: ClassVar[TrafficClass] = TrafficClass.CONTROL
+    """Where the message goes unless its sender says otherwise."""
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """Raises ProtocolError if a body of this length cannot belong to this header. The cap is checked elsewhere."""
+        if body_bytes and not self.body_cap_bytes:
+            raise ProtocolError("bad_body", f"{type(self).__name__} has no body")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(Message):
+    """The first message each way: what the sender speaks and accepts."""
+
+    number = 1
+    frame = FrameType.NOTICE
+
+    versions: Annotated[tuple[int, ...], Items(Integer(1, 65_535), 8)]
+    agent: Annotated[str, Text(64)]
+    roles: Annotated[tuple[str, ...], Items(Choice(c.ROLES), len(c.ROLES))]
+    encodings: Annotated[tuple[str, ...], Items(_ENCODING, len(c.ENCODINGS))]
+    max_body_bytes: Annotated[int, Integer(64 * c.KIB, c.MAX_BODY_BYTES)]
+    max_requests: Annotated[int, Integer(1, c.MAX_REQUESTS_IN_FLIGHT)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Message):
+    """Asks for a pong with the same nonce: is the peer alive, how far away is it."""
+
+    number = 2
+    frame = FrameType.NOTICE
+
+    nonce: Annotated[int, _U32]
+
+
+@dataclass(frozen=True, slots=True)
+class Pong(Message):
+    """Answers a ping."""
+
+    number = 3
+    frame = FrameType.NOTICE
+
+    nonce: Annotated[int, _U32]
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Message):
+    """The last message: the sender closes now, and says why."""
+
+    number = 4
+    frame = FrameType.NOTICE
+
+    code: Annotated[str, Code()]
+    reason: Annotated[str, Text(512)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ok(Message):
+    """Done, and there is nothing to say about it."""
+
+    number = 16
+    frame = FrameType.REPLY
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """Not done; answers any request."""
+
+    number = 17
+    frame = FrameType.REPLY
+
+    code: Annotated[str, Code()]
+    reason: Annotated[str, Text(512)]
+    retry_after_ms: Annotated[int, Integer(0, 3_600_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Announce(Message):
+    """What the sender holds of a model, and whether it serves it. Each announcement replaces the one before."""
+
+    number = 32
+    frame = FrameType.REQUEST
+    replies = (Ok,)
+
+    model: Annotated[bytes, _MODEL]
+    state: Annotated[str, Choice(c.HOLDING_STATES)]
+    holdings: Annotated[Ranges3, _RANGES]
+    max_rows: Annotated[int, Integer(1, c.MAX_PAIRS)]
+    device: Annotated[str, Text(128)]
+    capacity_bytes: Annotated[int, _CAPACITY]
+    seq: Annotated[int, _U32]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model in `models`. Not a message of its own."""
+
+    id: Annotated[bytes, _MODEL]
+    name: Annotated[str, Text(96)]
+    architecture: Annotated[str, Text(32)]
+    n_layer: Annotated[int, Integer(1, c.MAX_LAYER + 1)]
+    n_expert: Annotated[int, Integer(1, c.MAX_EXPERT + 1)]
+    expert_bytes: Annotated[int, Integer(1, 3 * c.MAX_SLAB_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Models(Message):
+    """The models a node serves."""
+
+    number = 49
+    frame = FrameType.REPLY
+
+    models: Annotated[tuple[ModelEntry, ...], Items(Schema(ModelEntry), c.MAX_MODELS)]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsGet(Message):
+    """Which models do you serve?"""
+
+    number = 48
+    frame = FrameType.REQUEST
+    replies = (Models,)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestReply(Message):
+    """The manifest, as its encoded bytes, in the body; its SHA-256 is the model id."""
+
+    number = 51
+    frame = FrameType.REPLY
+    body_cap_bytes = c.MAX_MANIFEST_BYTES
+    traffic_class = TrafficClass.BULK
+
+    model: Annotated[bytes, _MODEL]
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """A manifest is never empty."""
+        if body_bytes == 0:
+            raise ProtocolError("bad_body", "an empty manifest")
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestGet(Message):
+    """Asks for a model's manifest."""
+
+    number = 50
+    frame = FrameType.REQUEST
+    replies = (ManifestReply,)
+
+    model: Annotated[bytes, _MODEL]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges(Message):
+    """What a volunteer should hold; kept free for it for `lease_s` seconds."""
+
+    number = 65
+    frame = FrameType.REPLY
+
+    model: Annotated[bytes, _MODEL]
+    ranges: Annotated[Ranges3, _RANGES]
+    lease_s: Annotated[int, Integer(0, 86_400)]
+
+
+@dataclass(frozen=True, slots=True)
+class Volunteer(Message):
+    """Which experts should I hold in `budget_bytes` bytes? `held` are on my disk already."""
+
+    number = 64
+    frame = FrameType.REQUEST
+    replies = (Ranges,)
+
+    model: Annotated[bytes, _MODEL]
+    budget_bytes: Annotated[int, _CAPACITY]
+    held: Annotated[Ranges3, _RANGES]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Message):
+    """Bytes `offset .. offset + length` of one expert's slab of `total` bytes, in the body."""
+
+    number = 67
+    frame = FrameType.REPLY
+    body_cap_bytes = c.MAX_SLICE_BLOCK_BYTES
+    traffic_class = TrafficClass.BULK
+
+    offset: Annotated[int, Integer(0, c.MAX_SLAB_BYTES)]
+    length: Annotated[int, Integer(1, c.MAX_SLICE_BLOCK_BYTES)]
+    total: Annotated[int, Integer(1, c.MAX_SLAB_BYTES)]
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """The body has `length` bytes and lies within the slab."""
+        if body_bytes != self.length:
+            raise ProtocolError("bad_body", f"{body_bytes} bytes for a block of {self.length}")
+        if self.offset + self.length > self.total:
+            raise ProtocolError("bad_body", "a block that ends behind its slab")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceGet(Message):
+    """Asks for a block of one expert's slab of one stacked tensor."""
+
+    number = 66
+    frame = FrameType.REQUEST
+    replies = (Slice,)
+    traffic_class = TrafficClass.BULK
+
+    model: Annotated[bytes, _MODEL]
+    layer: Annotated[int, _LAYER]
+    expert: Annotated[int, _EXPERT]
+    kind: Annotated[str, Choice(c.SLICE_KINDS)]
+    offset: Annotated[int, Integer(0, c.MAX_SLAB_BYTES)]
+    length: Annotated[int, Integer(1, c.MAX_SLICE_BLOCK_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Message):
+    """Computed rows in the body: one a pair (form `experts`) or one a row (form `partial`), in the asked order."""
+
+    number = 81
+    frame = FrameType.REPLY
+    body_cap_bytes = c.MAX_BODY_BYTES
+    traffic_class = TrafficClass.DECODE
+
+    encoding: Annotated[str, _ENCODING]
+    n_rows: Annotated[int, Integer(1, c.MAX_PAIRS)]
+    compute_us: Annotated[int, Integer(0, 2**40)]
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """The body is `n_rows` rows of one width."""
+        row_width_untrusted(body_bytes, self.n_rows, self.encoding)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Message):
+    """Asks for rows through experts of one layer.
+
+    The body: rows | u32 row index of each pair | u16 expert id of each pair | f32 weight of each pair (only `partial`).
+    """
+
+    number = 80
+    frame = FrameType.REQUEST
+    body_cap_bytes = c.MAX_BODY_BYTES
+    replies = (Rows,)
+    traffic_class = TrafficClass.DECODE
+
+    model: Annotated[bytes, _MODEL]
+    layer: Annotated[int, _LAYER]
+    form: Annotated[str, Choice(c.FORMS)]
+    encoding: Annotated[str, _ENCODING]
+    n_rows: Annotated[int, Integer(1, c.MAX_ROWS)]
+    n_pairs: Annotated[int, Integer(1, c.MAX_PAIRS)]
+
+    @property
+    def pair_bytes(self) -> int:
+        """Bytes of the body behind the rows."""
+        weight_bytes = c.PAIR_WEIGHT_BYTES if self.form == "partial" else 0
+        return self.n_pairs * (c.PAIR_ROW_BYTES + c.PAIR_EXPERT_BYTES + weight_bytes)
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """The rows have one width, and the reply asked for is under the cap of a body (a small request must not ask for
+        gigabytes)."""
+        n_embd = row_width_untrusted(body_bytes - self.pair_bytes, self.n_rows, self.encoding)
+        reply_rows = self.n_pairs if self.form == "experts" else self.n_rows
+        reply_bytes = reply_rows * n_embd * ROW_ITEM_BYTES[self.encoding]
+        if reply_bytes > c.MAX_BODY_BYTES:
+            raise ProtocolError(
+                "too_large", f"asks for a reply of {reply_bytes} bytes, at most {c.MAX_BODY_BYTES}"
+            )
+
+
+def row_width_untrusted(rows_bytes: int, n_rows: int, encoding: str) -> int:
+    """n_embd of `n_rows` rows in `rows_bytes` bytes. Raises ProtocolError `bad_body` if there is no such n_embd."""
+    row_bytes, rest = divmod(rows_bytes, n_rows)
+    n_embd, odd = divmod(row_bytes, ROW_ITEM_BYTES[encoding])
+    if rest or odd or not 1 <= n_embd <= c.MAX_EMBD:
+        raise ProtocolError("bad_body", f"{rows_bytes} bytes are not {n_rows} {encoding} rows of one width")
+    return n_embd
+
+
+MESSAGES: dict[int, type[Message]] = {
+    cls.number: cls
+    for cls in (
+        Settings,
+        Ping,
+        Pong,
+        Bye,
+        Ok,
+        Refused,
+        Announce,
+        ModelsGet,
+        Models,
+        ManifestGet,
+        ManifestReply,
+        Volunteer,
+        Ranges,
+        SliceGet,
+        Slice,
+        Experts,
+        Rows,
+    )
+}
+"""All messages by number."""
+
+SCHEMAS: dict[type[Message], Schema] = {cls: Schema(cls) for cls in MESSAGES.values()}
+
+
+def encode_header(message: Message) -> bytes:
+    """The header of our own message. Raises UsageError if a field breaks its cap: the peer would hang up."""
+    try:
+        header = pack_map(SCHEMAS[type(message)].encode(message))
+    except ProtocolError as error:
+        raise UsageError(f"{type(message).__name__} is over its own caps: {error.reason}") from error
+    if len(header) > c.MAX_HEADER_BYTES:
+        raise UsageError(f"the header of {type(message).__name__} has {len(header)} bytes")
+    return header
+
+
+def decode_header_untrusted(number: int, header: bytes | memoryview) -> Message:
+    """The message of a peer's header. Raises ProtocolError `bad_frame`, `bad_header` or `bad_field`."""
+    cls = MESSAGES.get(number)
+    if cls is None:
+        raise ProtocolError("bad_frame", f"unknown message number {number}")
+    fields = unpack_map_untrusted(header)
+    try:
+        message: Message = SCHEMAS[cls].decode(fields)
+    except ProtocolError as error:
+        raise ProtocolError(error.code, f"{cls.__name__}: {error.reason}") from None
+    return message

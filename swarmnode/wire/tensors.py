@@ -1,0 +1,186 @@
+"""Rows as bytes: little-endian `f32`, or `f16` (half the bytes, 11 bits of precision, up to 65,504).
+
+Bodies are described in messages.Experts and messages.Rows. Everything a peer sent is checked for lengths, indices,
+pairs named twice and numbers that are not finite before a single number is used.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.errors import BadReplyError, ProtocolError, RequestRefusedError, UsageError
+from swarmnode.wire.constants import (
+    MAX_BODY_BYTES,
+    MAX_EMBD,
+    MAX_EXPERT,
+    MAX_PAIRS,
+    PAIR_EXPERT_BYTES,
+    PAIR_ROW_BYTES,
+)
+from swarmnode.wire.messages import ROW_ITEM_BYTES, Experts, Rows
+
+F32: TypeAlias = npt.NDArray[np.float32]
+I32: TypeAlias = npt.NDArray[np.int32]
+
+MAX_F16 = 65_504.0
+_ROW_DTYPES: dict[str, np.dtype[np.float16] | np.dtype[np.float32]] = {
+    "f32": np.dtype("<f4"),
+    "f16": np.dtype("<f2"),
+}
+
+
+def fits_f16(rows: F32) -> bool:
+    """True when every number is finite and at most 65,504 in size, so that f16 holds it."""
+    # One pass, no temporary array; a NaN makes both comparisons false.
+    return rows.size == 0 or bool(rows.min() >= -MAX_F16 and rows.max() <= MAX_F16)
+
+
+def pick_encoding(rows: F32, preferred: str) -> str:
+    """`preferred`, or `f32` for rows that f16 cannot hold."""
+    return "f32" if preferred == "f16" and not fits_f16(rows) else preferred
+
+
+def encode_rows(rows: F32, encoding: str) -> memoryview:
+    """Rows [T, n_embd] as flat bytes; for f32 a view of `rows`, which must not change until it is sent.
+
+    Raises UsageError for another dtype or rank, an unknown encoding, or numbers that f16 cannot hold.
+    """
+    if rows.dtype != np.float32 or rows.ndim != 2:
+        raise UsageError(f"rows are f32 [T, n_embd], not {rows.dtype} with {rows.ndim} dimensions")
+    if encoding not in _ROW_DTYPES:
+        raise UsageError(f"unknown row encoding {encoding!r}")
+    if encoding == "f16" and not fits_f16(rows):
+        raise UsageError("a number does not fit f16 (over 65,504 or not finite); send f32")
+    return _flat(rows.astype(_ROW_DTYPES[encoding], order="C", copy=False))
+
+
+def decode_rows_untrusted(
+    data: bytes | memoryview, n_rows: int, n_embd: int, encoding: str, *, finite: bool = True
+) -> F32:
+    """Rows [n_rows, n_embd] of a peer: aligned, C order, read-only if they are a view of `data`.
+
+    Raises ProtocolError `bad_tensor` unless `data` is exactly n_rows * n_embd numbers, all finite if `finite`.
+    """
+    dtype = _ROW_DTYPES.get(encoding)
+    if dtype is None:
+        raise ProtocolError("bad_tensor", "unknown row encoding")
+    if n_rows < 1 or not 1 <= n_embd <= MAX_EMBD or len(data) != n_rows * n_embd * dtype.itemsize:
+        raise ProtocolError("bad_tensor", f"{len(data)} bytes are not {n_rows} x {n_embd} {encoding} numbers")
+    rows = np.frombuffer(data, dtype).reshape(n_rows, n_embd).astype(np.float32, copy=False)
+    if not rows.flags.aligned:
+        rows = rows.copy()
+    if finite and not np.isfinite(rows).all():
+        raise ProtocolError("bad_tensor", "a number that is not finite")
+    return rows
+
+
+def experts_body_bytes(message: Experts, n_embd: int) -> int:
+    """Length of the body that belongs to this header in a model of this width."""
+    return message.n_rows * n_embd * ROW_ITEM_BYTES[message.encoding] + message.pair_bytes
+
+
+def encode_experts_body(
+    rows: F32, pair_row: I32, pair_expert: I32, pair_weight: F32 | None, encoding: str
+) -> tuple[memoryview, ...]:
+    """The body of Experts, in parts. `pair_weight` [P] for form `partial`, None for `experts`.
+
+    Raises UsageError if lengths differ, an id does not fit u16, or a number does not fit `encoding`.
+    """
+    n_pairs = len(pair_row)
+    weights_match = pair_weight is None or (len(pair_weight) == n_pairs and pair_weight.dtype == np.float32)
+    if not 1 <= n_pairs <= MAX_PAIRS or len(pair_expert) != n_pairs or not weights_match:
+        raise UsageError(
+            "pair_row, pair_expert and pair_weight [P] go together, 1 to 65,536 of them, weights f32"
+        )
+    if pair_row.min() < 0 or pair_row.max() >= len(rows):
+        raise UsageError(f"a pair names a row outside 0 .. {len(rows) - 1}")
+    if pair_expert.min() < 0 or pair_expert.max() > MAX_EXPERT:
+        raise UsageError(f"a pair names an expert outside 0 .. {MAX_EXPERT}")
+    parts = [encode_rows(rows, encoding), _flat(pair_row.astype("<u4")), _flat(pair_expert.astype("<u2"))]
+    if pair_weight is not None:
+        parts.append(_flat(pair_weight.astype("<f4", order="C", copy=False)))
+    return tuple(parts)
+
+
+def parse_experts_body_untrusted(
+    message: Experts, body: bytes | memoryview, n_embd: int, n_expert: int
+) -> tuple[F32, I32, I32, F32 | None]:
+    """(rows f32 [T, n_embd], pair_row i32 [P], pair_expert i32 [P], pair_weight f32 [P] or None) of a request.
+
+    Raises RequestRefusedError `bad_tensor` (`too_large` if the reply would be over the cap of a body) and nothing else.
+    """
+    try:
+        return _parse_experts(message, body, n_embd, n_expert)
+    except ProtocolError as error:
+        raise RequestRefusedError(error.code, error.reason) from None
+
+
+def encode_rows_body(rows: F32, encoding: str) -> tuple[memoryview, ...]:
+    """The body of Rows. Raises RequestRefusedError `overflow` for numbers that the asked encoding cannot hold."""
+    if encoding == "f16" and not fits_f16(rows):
+        raise RequestRefusedError("overflow", "a result does not fit f16; ask for f32")
+    return (encode_rows(rows, encoding),)
+
+
+def parse_rows_body_untrusted(message: Rows, body: bytes | memoryview, n_rows: int, n_embd: int) -> F32:
+    """The rows f32 [n_rows, n_embd] of a reply, where `n_rows` is what was asked for.
+
+    Raises BadReplyError, and nothing else, for another number of rows, another width or numbers that are not finite.
+    """
+    if message.n_rows != n_rows:
+        raise BadReplyError(f"asked for {n_rows} rows, got {message.n_rows}")
+    try:
+        return decode_rows_untrusted(body, n_rows, n_embd, message.encoding)
+    except ProtocolError as error:
+        raise BadReplyError(error.reason) from None
+
+
+def _parse_experts(
+    message: Experts, body: bytes | memoryview, n_embd: int, n_expert: int
+) -> tuple[F32, I32, I32, F32 | None]:
+    if len(body) != experts_body_bytes(message, n_embd):
+        raise ProtocolError(
+            "bad_tensor",
+            f"{len(body)} bytes instead of {experts_body_bytes(message, n_embd)} for n_embd {n_embd}",
+        )
+    n_pairs = message.n_pairs
+    reply_rows = n_pairs if message.form == "experts" else message.n_rows
+    if reply_rows * n_embd * ROW_ITEM_BYTES[message.encoding] > MAX_BODY_BYTES:
+        raise ProtocolError("too_large", "the reply would be over the cap of a body")
+    rows_end = len(body) - message.pair_bytes
+    row_end = rows_end + n_pairs * PAIR_ROW_BYTES
+    expert_end = row_end + n_pairs * PAIR_EXPERT_BYTES
+    view = memoryview(body)
+    pair_row = np.frombuffer(view[rows_end:row_end], "<u4")
+    pair_expert = np.frombuffer(view[row_end:expert_end], "<u2")
+    _check_pairs(pair_row, pair_expert, message.n_rows, n_expert)
+    pair_weight = None
+    if message.form == "partial":
+        pair_weight = np.frombuffer(view[expert_end:], "<f4").astype(np.float32)
+        if not np.isfinite(pair_weight).all():
+            raise ProtocolError("bad_tensor", "a weight that is not finite")
+    rows = decode_rows_untrusted(view[:rows_end], message.n_rows, n_embd, message.encoding)
+    return rows, pair_row.astype(np.int32), pair_expert.astype(np.int32), pair_weight
+
+
+def _check_pairs(
+    pair_row: npt.NDArray[np.uint32], pair_expert: npt.NDArray[np.uint16], n_rows: int, n_expert: int
+) -> None:
+    if pair_row.max() >= n_rows:
+        raise ProtocolError("bad_tensor", f"row {int(pair_row.max())} of {n_rows}")
+    if pair_expert.max() >= n_expert:
+        raise ProtocolError("bad_tensor", f"expert {int(pair_expert.max())} of {n_expert}")
+    # Row and expert of a pair as one number: rows are below 2**13 by now, experts below 2**16.
+    keys = np.sort(pair_row.astype(np.int64) << 16 | pair_expert)
+    twice = keys[1:] == keys[:-1]
+    if twice.any():
+        key = int(keys[:-1][twice][0])
+        raise ProtocolError("bad_tensor", f"expert {key & 0xFFFF} twice for row {key >> 16}")
+
+
+def _flat(array: npt.NDArray[np.generic]) -> memoryview:
+    """The bytes of a C-contiguous array, not copied."""
+    return array.reshape(-1).view(np.uint8).data
