@@ -22,7 +22,7 @@ from swarmnode.errors import BadReplyError, ModelFileError, StoreError, Unsuppor
 from swarmnode.weights.disk import PARTIAL_SUFFIX, make_folder, store_error
 from swarmnode.weights.manifest import BytesLike, Manifest
 from swarmnode.weights.shard import ShardFile, shard_name, write_shard
-from swarmnode.weights.slices import ExpertRange, holdings_of
+from swarmnode.weights.slices import ExpertRange
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +77,9 @@ class SliceStore:
     def commit(self, item: ExpertRange) -> None:
         """Make a range held: on return it is on disk, synced, and survives a crash.
 
-        Raises StoreError, and nothing of the range is visible, if it overlaps what is held, a slab of it was
-        not added, or the disk refuses.
+        Held ranges that overlap it are removed: what is held never overlaps. Raises StoreError, and nothing has
+        changed, if a slab of it was not added, the model has no such range, or the disk refuses.
         """
-        self._check_free(item)
         path = self.folder / shard_name(item)
         try:
             write_shard(path, _Incoming(self), self._manifest, (item,))
@@ -88,7 +87,11 @@ class SliceStore:
         except (ModelFileError, UnsupportedModelError) as error:
             raise StoreError(f"{self.folder}: {item} cannot be committed: {error}") from error
         with self._mutex:
+            self._shards.pop(item, None)  # the same range again: its file was replaced
+            overlapped = [held for held in self._shards if _overlap(held, item)]
             self._shards[item] = shard
+        for held in overlapped:
+            self.remove(held)
         self.discard(item)
 
     def discard(self, item: ExpertRange) -> None:
@@ -140,14 +143,6 @@ class SliceStore:
     def _incoming(self, layer: int, expert: int, kind: str) -> Path:
         return self.folder / "incoming" / f"{layer}-{expert}-{kind}.slab"
 
-    def _check_free(self, item: ExpertRange) -> None:
-        if not self._manifest.holds(item):
-            raise StoreError(f"{self.folder}: {item}: {self._manifest.name} has no such routed experts")
-        wanted = set(item.experts)
-        with self._mutex:
-            if holdings_of(self._shards).get(item.layer, frozenset()) & wanted:
-                raise StoreError(f"{self.folder}: {item} overlaps what is held already")
-
     def _rescan(self) -> None:
         shutil.rmtree(self.folder / "incoming", ignore_errors=True)
         (self.folder / "incoming").mkdir(exist_ok=True)
@@ -178,8 +173,11 @@ class SliceStore:
         sound = (
             experts == tuple(item.experts) and path.name == shard_name(item) and shard.verify(self._manifest)
         )
-        overlaps = holdings_of(self._shards).get(layer, frozenset()) & set(experts)
-        return item if sound and not overlaps else None
+        return item if sound and not any(_overlap(held, item) for held in self._shards) else None
+
+
+def _overlap(a: ExpertRange, b: ExpertRange) -> bool:
+    return a.layer == b.layer and a.first < b.stop and b.first < a.stop
 
 
 class _Incoming:

@@ -1,0 +1,87 @@
+"""Which models `--model` knows: the bundled one, names found in folders, and paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from swarmnode.errors import UsageError
+from swarmnode.weights.parts import split_name
+
+MAX_DEPTH = 3
+"""Folders below a model folder that are looked into: publishers put each quantisation in a folder of its own."""
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model file by the name `--model` takes. `path`: the file, or its first part; `n_bytes`: of all parts found."""
+
+    name: str
+    path: Path
+    n_bytes: int
+
+
+def bundled_model() -> Path:
+    """The small model that comes with the package. UsageError if this installation has none."""
+    folder = Path(str(resources.files("swarmnode"))) / "data"
+    models = known_models([folder])
+    if not models:
+        raise UsageError(f"no model is bundled in {folder}; name one: --model FILE.gguf")
+    return models[0].path
+
+
+def known_models(folders: Iterable[Path]) -> tuple[KnownModel, ...]:
+    """The GGUFs in these folders by name; folders that do not exist are skipped, parts of a split model are one entry.
+
+    Goes by names only: no file is opened. Multimodal projectors (`mmproj*`) are left out.
+    """
+    parts: dict[tuple[Path, str], dict[int, Path]] = {}
+    for folder in folders:
+        for path in _ggufs(folder):
+            split = split_name(path.name)
+            stem, number = (path.stem, 1) if split is None else split[:2]
+            parts.setdefault((path.parent, stem), {})[number] = path
+    models = [
+        KnownModel(stem, numbered[min(numbered)], sum(path.stat().st_size for path in numbered.values()))
+        for (_, stem), numbered in parts.items()
+    ]
+    return tuple(sorted(models, key=lambda model: (model.name.lower(), model.path)))
+
+
+def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ()) -> Path:
+    """The file to open for `--model`: a path (to any part), a name or the unambiguous beginning of one, case ignored;
+    None is the bundled model.
+
+    Raises UsageError, listing what is known, if nothing or more than one model fits.
+    """
+    if name_or_path is None:
+        return bundled_model()
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    folders = tuple(folders)
+    models = known_models([*folders, path] if path.is_dir() else folders)
+    wanted = str(name_or_path).lower()
+    fitting = [model for model in models if model.name.lower() == wanted]
+    fitting = fitting or [model for model in models if model.name.lower().startswith(wanted)]
+    if path.is_dir() and not fitting:
+        fitting = [model for model in models if path in model.path.parents]
+    if len(fitting) == 1:
+        return fitting[0].path
+    problem = "is no file and no known model" if not fitting else f"fits {len(fitting)} models"
+    listed = "".join(f"\n  {model.name}  ({model.path})" for model in fitting or models) or " none"
+    looked = ", ".join(str(folder) for folder in folders) or "no folder"
+    raise UsageError(f"{name_or_path} {problem}; known (in {looked}):{listed}")
+
+
+def _ggufs(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        depth = len(Path(parent).relative_to(folder).parts)
+        folders[:] = sorted(folders) if depth < MAX_DEPTH else []
+        for name in sorted(names):
+            path = Path(parent, name)
+            if name.endswith(".gguf") and not name.startswith("mmproj") and path.is_file():
+                yield path
