@@ -241,15 +241,15 @@ class Graph:
         The new one has the type, the row length and the rows of the old one; it may stack more or fewer matrices,
         because ggml reads sizes when it computes. UsageError otherwise.
         """
-        source = node.pointer.contents.src[index]
-        old = self._externals.get(address_of(source))
+        address = address_of(node.pointer.contents.src[index])
+        old = self._externals.get(address)
         if old is tensor:
             return
         if old is None or node.arena is not self._arena:
             raise UsageError(f"source {index} of {node!r} is not a weight of this graph")
         need(tensor.type == old.type and tensor.ne[:2] == old.ne[:2], "replace_source", old, tensor)
         node.pointer.contents.src[index] = tensor.pointer
-        del self._externals[address_of(source)]
+        del self._externals[address]
         self._externals[address_of(tensor.pointer)] = tensor
         self._arenas = {external.arena for external in self._externals.values()}
 
