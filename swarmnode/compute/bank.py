@@ -1,11 +1,11 @@
 """The bank: routed experts held by this process, and their computation on any (row, expert) pairs.
 
-A backbone binds whole layers from its mapped GGUF without copying; a worker fills slots with the slices it fetched,
-in any number and order, and drops them again, within a byte budget. Every argument is checked before ggml sees it,
-because ggml aborts the process on a bad id or shape.
+A backbone binds whole layers from its mapped GGUF without copying; a worker fills slots with the slices
+it fetched, in any number and order, and drops them again, within a byte budget. Every argument is checked
+before ggml sees it, because ggml aborts the process on a bad id or shape.
 
-Rows come out the same bit by bit in whatever company they are computed (on the CPU): a pair's result depends on its
-row and its expert only, so batches may be cut and joined at will.
+Rows come out the same bit by bit in whatever company they are computed (on the CPU): a pair's result
+depends on its row and its expert only, so batches may be cut and joined at will.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class _Layer:
 class ExpertBank:
     """Experts by (layer, expert) on one device. Use it from the compute thread; `holdings` from anywhere.
 
-    `budget_bytes` bounds the memory allocated for weights (None: no bound); bound memory of a mapped file does not
-    count. `max_rows` bounds the pairs in one graph and with them the work memory.
+    `budget_bytes` bounds the memory allocated for weights (None: no bound); bound memory of a mapped file
+    does not count. `max_rows` bounds the pairs in one graph and with them the work memory.
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class ExpertBank:
         return self._max_rows
 
     def limit_rows(self, max_rows: int) -> None:
-        """Cut batches at this many pairs from now on (the self-test's widest good batch); UsageError if < 1."""
+        """Cut batches at this many pairs from now on (the self-test's widest good batch); UsageError if <
+        1.
+        """
         if max_rows < 1:
             raise UsageError("max_rows must be at least 1")
         self._max_rows = max_rows
@@ -119,9 +121,9 @@ class ExpertBank:
     def bind(self, layout: LayerLayout, experts: Sequence[int], stacked: Mapping[str, BytesLike]) -> None:
         """Hold these experts from stacked tensors: slab i of `stacked[kind]` belongs to experts[i].
 
-        On the CPU nothing is copied and nothing counts against the budget: the memory (a mapped GGUF) is kept and
-        must not change. Other devices get a copy. UsageError for wrong sizes or experts held already; BudgetError,
-        DeviceError.
+        On the CPU nothing is copied and nothing counts against the budget: the memory (a mapped GGUF) is
+        kept and must not change. Other devices get a copy. UsageError for wrong sizes or experts held
+        already; BudgetError, DeviceError.
         """
         layer = self._check_new(layout, experts)
         _check_slabs(layout, stacked, len(experts))
@@ -138,7 +140,8 @@ class ExpertBank:
         self._publish(layer)
 
     def reserve(self, layout: LayerLayout, n_experts: int) -> None:
-        """Allocate room for `n_experts` more experts of this shape at once: one segment, one graph for all of them.
+        """Allocate room for `n_experts` more experts of this shape at once: one segment, one graph for
+        all of them.
 
         Without it `add` makes room bit by bit. BudgetError if they do not fit; DeviceError without memory.
         """
@@ -158,7 +161,9 @@ class ExpertBank:
         self._publish(layer)
 
     def remove(self, layer: int, expert: int) -> None:
-        """Drop an expert; memory is freed with the last expert of its segment. UsageError if it is not held."""
+        """Drop an expert; memory is freed with the last expert of its segment. UsageError if it is not
+        held.
+        """
         place = self._layer(layer)
         self._check_ids(place, np.array([expert], np.int32))
         index, slot = int(place.segment_of[expert]), int(place.slot_of[expert])
@@ -189,10 +194,11 @@ class ExpertBank:
     # -- computing
 
     def experts(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids) -> Rows:
-        """y f32[P, E], unweighted: row rows[pair_row[p]] (rows f32[T, E]) through expert pair_expert[p] (i32[P]).
+        """y f32[P, E], unweighted: row rows[pair_row[p]] (rows f32[T, E]) through expert pair_expert[p]
+        (i32[P]).
 
-        A pair named twice is computed twice. UsageError for wrong shapes, dtypes, row or expert ids, or an expert
-        that is not held.
+        A pair named twice is computed twice. UsageError for wrong shapes, dtypes, row or expert ids, or
+        an expert that is not held.
         """
         place = self._check_pairs(layer, rows, pair_row, pair_expert)
         out: Rows = np.empty((pair_row.size, rows.shape[1]), np.float32)
@@ -200,7 +206,8 @@ class ExpertBank:
         return out
 
     def partial(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids, pair_weight: Rows) -> Rows:
-        """f32[T, E]: for each row the sum of pair_weight[p] (f32[P]) * y[p] over its pairs, in the order of p.
+        """f32[T, E]: for each row the sum of pair_weight[p] (f32[P]) * y[p] over its pairs, in the order
+        of p.
 
         Errors as `experts`. Rows without a pair are zero.
         """
@@ -215,7 +222,8 @@ class ExpertBank:
         return total.total
 
     def moe(self, layer: int, rows: Rows, ids: Ids, weights: Rows) -> Rows:
-        """f32[T, E]: for row t the sum over k of weights[t, k] * expert ids[t, k] (rows[t]), in the order of k.
+        """f32[T, E]: for row t the sum over k of weights[t, k] * expert ids[t, k] (rows[t]), in the order
+        of k.
 
         rows f32[T, E], ids i32[T, k], weights f32[T, k]. One graph where all experts of the layer are stacked
         together; bit-equal to `combine_top_k(experts(...))`. Errors as `experts`.
@@ -249,7 +257,9 @@ class ExpertBank:
         return graph.run(tensors, x=rows[:, None, :], ids=slots, p=weights[:, :, None])
 
     def _one_graph_is_defined(self, ids: Ids) -> bool:
-        """Whether a device may take these ids as [k, T]: GPU kernels assume that no row names an expert twice."""
+        """Whether a device may take these ids as [k, T]: GPU kernels assume that no row names an expert
+        twice.
+        """
         if ids.shape[1] > self._max_rows:
             return False
         if self.device.is_host:
@@ -265,12 +275,16 @@ class ExpertBank:
             out[index] = self._run_piece(place.shape, segment, rows[pair_row[index]], slots)
 
     def _run_piece(self, shape: ExpertShape, segment: Segment, x: Rows, slots: Ids) -> Rows:
-        """At most max_rows pairs of one segment: x f32[P, E], slots i32[P] -> f32[P, E], valid until the next."""
+        """At most max_rows pairs of one segment: x f32[P, E], slots i32[P] -> f32[P, E], valid until the
+        next.
+        """
         graph = self._graphs.pairs(shape, segment.tensors, slots.size)
         return graph.run(segment.tensors, x=x[:, None, :], ids=slots[:, None])
 
     def _pieces(self, place: _Layer, pair_expert: Ids) -> Iterator[tuple[Segment, Any]]:
-        """Cut pairs by segment and max_rows, as indices; a long call is sorted so that each expert is read once."""
+        """Cut pairs by segment and max_rows, as indices; a long call is sorted so that each expert is
+        read once.
+        """
         if pair_expert.size == 0:
             return
         homes = place.segment_of[pair_expert]
@@ -380,11 +394,9 @@ def _check_slabs(layout: LayerLayout, slabs: Mapping[str, BytesLike], n_experts:
         raise UsageError(f"layer {layout.layer} has {layout.kinds}, not {sorted(slabs)}")
     for tensor in layout.tensors:
         n_bytes = byte_view(slabs[tensor.kind], tensor.kind).size
-        if n_bytes != n_experts * tensor.n_bytes:
-            raise UsageError(
-                f"layer {layout.layer}: {tensor.kind} of {n_experts} experts has {n_experts * tensor.n_bytes} "
-                f"bytes, not {n_bytes}"
-            )
+        due = n_experts * tensor.n_bytes
+        if n_bytes != due:
+            raise UsageError(f"layer {layout.layer}: {tensor.kind} takes {due} bytes, not {n_bytes}")
 
 
 def _slabs_at(layout: LayerLayout, stacked: Mapping[str, BytesLike], index: int) -> dict[str, BytesLike]:

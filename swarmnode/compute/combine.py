@@ -1,7 +1,7 @@
 """The weighted sum over a row's experts, in numpy float32, with the order of additions that ggml's graph has.
 
-For every row: ((w_0 * y_0 + w_1 * y_1) + w_2 * y_2) + ..., each product and each sum rounded to float32. Bit-equal
-to llama.cpp's graph, so it does not matter whether a device or the backbone combines.
+For every row: ((w_0 * y_0 + w_1 * y_1) + w_2 * y_2) + ..., each product and each sum rounded to float32.
+Bit-equal to llama.cpp's graph, so it does not matter whether a device or the backbone combines.
 """
 
 from __future__ import annotations

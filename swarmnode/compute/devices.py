@@ -10,6 +10,7 @@ from typing import Literal
 
 from swarmnode.compute import ggml
 from swarmnode.compute.ggml import Handle, api
+from swarmnode.compute.governor import ThreadGovernor
 from swarmnode.errors import DeviceError, UsageError
 
 DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
@@ -105,9 +106,11 @@ class Device:
     def __init__(self, info: DeviceInfo, handle: Handle, n_threads: int, poll: int) -> None:
         self.info = info
         self.n_threads = n_threads
+        self._n_threads_now = 0
         self.cpu_backend = ggml.check_handle(api.ggml_backend_cpu_init(), "opening the CPU backend")
         self._threadpool = self._new_threadpool(poll)
-        api.ggml_backend_cpu_set_n_threads(self.cpu_backend, n_threads)
+        self.set_threads(n_threads)
+        self.governor = ThreadGovernor(n_threads)
         api.ggml_backend_cpu_set_threadpool(self.cpu_backend, self._threadpool)
         if info.kind == "cpu":
             self.backend = self.cpu_backend
@@ -122,6 +125,12 @@ class Device:
         params = api.ggml_threadpool_params_default(self.n_threads)
         params.poll = poll
         return ggml.check_handle(api.ggml_threadpool_new(ctypes.byref(params)), "starting the threadpool")
+
+    def set_threads(self, n_threads: int) -> None:
+        """Let the CPU backend use 1..self.n_threads threads of the pool from now on."""
+        if n_threads != self._n_threads_now:
+            api.ggml_backend_cpu_set_n_threads(self.cpu_backend, n_threads)
+            self._n_threads_now = n_threads
 
     @property
     def closed(self) -> bool:

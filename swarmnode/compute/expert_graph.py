@@ -1,7 +1,8 @@
-"""The graph of routed experts: up and gate mat-muls, activation, down mat-mul; and a bounded cache of such graphs.
+"""The graph of routed experts: up and gate mat-muls, activation, down mat-mul; and a bounded cache of
+such graphs.
 
-A graph depends on the experts' shape and on the number of rows, not on the layer: weights are swapped in before each
-run, so 48 layers share one. Formula for a row n and an expert e (llama.cpp, build_moe_ffn):
+A graph depends on the experts' shape and on the number of rows, not on the layer: weights are swapped in
+before each run, so 48 layers share one. Formula for a row n and an expert e (llama.cpp, build_moe_ffn):
 
     y = Down_e( silu(Gate_e n) * (Up_e n) )
 """

@@ -164,7 +164,7 @@ class GraphBuilder(Ops):
             if not _in_graph(self._cgraph, tensor):
                 raise UsageError(f"input {name} leads to no output")
         parts = (self._arena, self._cgraph, self._inputs, self._outputs, self._externals)
-        return Graph(self._device, *parts, workspace)
+        return Graph(self._device, *parts, workspace, pin_threads=self._pin_threads)
 
 
 def _in_graph(cgraph: Any, tensor: Tensor) -> bool:
@@ -186,8 +186,11 @@ class Graph:
         outputs: dict[str, Tensor],
         externals: dict[int, Tensor],
         workspace: Workspace | None = None,
+        *,
+        pin_threads: bool = False,
     ) -> None:
         self._device = device
+        self._pin_threads = pin_threads
         self._arena = arena
         self._cgraph = cgraph
         self._input_tensors = inputs
@@ -231,15 +234,24 @@ class Graph:
         if self._scheduler:
             status = api.ggml_backend_sched_graph_compute(self._scheduler, self._cgraph)
         else:
-            status = api.ggml_backend_graph_compute(self._device.backend, self._cgraph)
+            status = self._compute_on_cpu()
         if status != api.GGML_STATUS_SUCCESS:
             ggml.check_status(status, f"computing a graph on {self._device.info.name}")
+
+    def _compute_on_cpu(self) -> int:
+        device = self._device
+        governor = device.governor
+        n_threads = governor.begin()
+        device.set_threads(device.n_threads if self._pin_threads else n_threads)
+        status: int = api.ggml_backend_graph_compute(device.backend, self._cgraph)
+        governor.end(n_threads)
+        return status
 
     def replace_source(self, node: Tensor, index: int, tensor: Tensor) -> None:
         """Let `node` of this graph read another weight from now on: one graph serves all layers of a shape.
 
-        The new one has the type, the row length and the rows of the old one; it may stack more or fewer matrices,
-        because ggml reads sizes when it computes. UsageError otherwise.
+        The new one has the type, the row length and the rows of the old one; it may stack more or fewer
+        matrices, because ggml reads sizes when it computes. UsageError otherwise.
         """
         address = address_of(node.pointer.contents.src[index])
         old = self._externals.get(address)

@@ -11,6 +11,11 @@ from swarmnode.compute.ggml import TensorPointer, api
 from swarmnode.compute.tensors import Arena, Tensor, address_of
 from swarmnode.errors import UsageError
 
+_SPLIT_KV_FROM = 512
+"""With one query row and this many keys, ggml cuts the keys over the threads: other sums for other thread
+counts.
+"""
+
 
 def need(condition: bool, op: str, *tensors: Tensor) -> None:
     """UsageError naming the op and its operands: a model and its weights disagree, and ggml would abort."""
@@ -34,6 +39,8 @@ class Ops:
         self._max_nodes = max_nodes
         self._n_tensors = 0
         self._externals: dict[int, Tensor] = {}
+        self._pin_threads = False
+        """True once an op's last bits depend on the number of threads."""
 
     # -- plumbing
 
@@ -244,6 +251,8 @@ class Ops:
             *operands,
         )
         need(mask.ne[1] >= q.ne[1] and mask.ne[2:] == (1, 1), "flash_attn_ext", *operands)
+        if q.ne[1] == 1 and k.ne[1] >= _SPLIT_KV_FROM:
+            self._pin_threads = True
         attention = self._call("ggml_flash_attn_ext", *operands, scale, 0.0, 0.0)
         api.ggml_flash_attn_ext_set_prec(attention.pointer, api.GGML_PREC_F32)
         return attention

@@ -1,7 +1,8 @@
 """Memory for expert weights: segments of slots in stacked tensors, within a hard byte budget.
 
-Experts of the same shape share segments whatever their layer, so a worker that holds a few experts of many layers
-wastes nothing and one graph serves them all. A segment is one stacked tensor [ne0, ne1, capacity] for each kind.
+Experts of the same shape share segments whatever their layer, so a worker that holds a few experts of
+many layers wastes nothing and one graph serves them all. A segment is one stacked tensor [ne0, ne1,
+capacity] for each kind.
 """
 
 from __future__ import annotations
