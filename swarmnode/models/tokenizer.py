@@ -118,6 +118,10 @@ class Tokenizer:
             raise UsageError(f"token id {token_id} is outside the vocabulary of {self.n_vocab}")
         return self._tokens[token_id]
 
+    def stream_decoder(self, *, render_special: bool = False) -> StreamDecoder:
+        """A decoder for one answer."""
+        return StreamDecoder(self, render_special=render_special)
+
     def is_control(self, token_id: int) -> bool:
         """Whether the token is a control token, which never shows in an answer."""
         return 0 <= token_id < self.n_vocab and self._types[token_id] in (_CONTROL, _UNKNOWN)

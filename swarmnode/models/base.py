@@ -1,0 +1,95 @@
+"""What the rest of the node sees of a model: a forward pass that stops wherever routed experts are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+F32Array: TypeAlias = npt.NDArray[np.float32]
+I32Array: TypeAlias = npt.NDArray[np.int32]
+Callback: TypeAlias = Callable[[str, int, npt.NDArray[Any]], None]
+"""`callback(name, layer, values)`: llama.cpp's name of an intermediate, its layer (-1: none), its values
+(shape = ggml's sizes reversed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCall:
+    """The routed experts of one layer, to be computed by somebody else.
+
+    The arrays belong to the receiver: the model keeps no reference and never writes to them again.
+    """
+
+    layer: int
+    rows: F32Array
+    """f32 [T, n_embd]: what every chosen expert gets as input."""
+    ids: I32Array
+    """i32 [T, n_expert_used]: chosen experts, best first."""
+    weights: F32Array
+    """f32 [T, n_expert_used]: the gate's weights, which sum to 1 for each row."""
+
+
+class Model(Protocol):
+    """A loaded model with `n_slots` sequences, each with its own KV cache and recurrent state.
+
+    Every method runs on the compute thread. Passes of different slots may be interleaved.
+    """
+
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_expert: int
+    n_expert_used: int
+    n_ctx: int
+    """Tokens a slot holds."""
+    n_slots: int
+    callback: Callback | None
+    """Debugging only: called with every intermediate while set; costs copies and all graph caching."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of all slots' KV caches and recurrent states, allocated when the model was opened."""
+        ...
+
+    def forward(
+        self, slot: int, tokens: Sequence[int], *, all_logits: bool = False
+    ) -> Generator[ExpertCall, F32Array, F32Array]:
+        """Append `tokens` to the slot's sequence; return logits f32 [1, n_vocab] of the last token, or of
+        all tokens, f32 [T, n_vocab].
+
+        Yields an ExpertCall for each MoE layer of each chunk of at most `n_ubatch` tokens and wants the routed
+        output f32 [T, n_embd] sent back: for each row the sum over k, in k order, of weight times expert row.
+        A pass that is not run to its end leaves the slot unusable until `reset`.
+
+        Raises UsageError (no tokens, a token id out of range, a bad slot, an unusable slot, an array of another
+        shape sent in), ContextFullError (the tokens do not fit; the slot is unchanged), DeviceError.
+        """
+        ...
+
+    def reset(self, slot: int) -> None:
+        """Empty the slot: position 0, zero state. UsageError for a bad slot."""
+        ...
+
+    def n_past(self, slot: int) -> int:
+        """Tokens the slot holds. UsageError for a bad slot."""
+        ...
+
+    def close(self) -> None:
+        """Free graphs, states and weights; other methods must not be called afterwards."""
+        ...
+
+
+def run_pass(
+    steps: Generator[ExpertCall, F32Array, F32Array], experts: Callable[[ExpertCall], F32Array]
+) -> F32Array:
+    """Run a pass to its end with `experts` computing every call (f32 [T, n_embd]); return the logits."""
+    try:
+        call = next(steps)
+        while True:
+            call = steps.send(experts(call))
+    except StopIteration as end:
+        logits: F32Array = end.value
+        return logits

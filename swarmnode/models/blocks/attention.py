@@ -1,0 +1,103 @@
+"""Full attention with grouped K/V heads, normalised q and k, partial rotary positions and an output gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarmnode.compute import ggml
+from swarmnode.compute.tensors import Tensor
+from swarmnode.models.hparams import Hparams
+from swarmnode.models.layer_builder import LayerBuilder
+from swarmnode.models.weight_spec import WeightSpec, matrix, vector
+
+F32_BYTES = 4
+F16_BYTES = 2
+K_CACHE = "k"
+V_CACHE = "v"
+
+
+def attention_weights(hparams: Hparams, *, fused_qkv: bool) -> dict[str, WeightSpec]:
+    """The weights by GGUF name (without `blk.N.`); `fused_qkv`: q, k and v rows in one tensor."""
+    n_embd, n_embd_q = hparams.n_embd, hparams.n_head * hparams.n_embd_head
+    rows = {"q": 2 * n_embd_q, "k": hparams.n_embd_kv, "v": hparams.n_embd_kv}
+    if fused_qkv:
+        weights = {"attn_qkv.weight": matrix(n_embd, sum(rows.values()))}
+    else:
+        weights = {f"attn_{name}.weight": matrix(n_embd, n) for name, n in rows.items()}
+    return weights | {
+        "attn_q_norm.weight": vector(hparams.n_embd_head),
+        "attn_k_norm.weight": vector(hparams.n_embd_head),
+        "attn_output.weight": matrix(n_embd_q, n_embd),
+    }
+
+
+def attention_state(hparams: Hparams, n_ctx: int) -> Mapping[str, tuple[int, tuple[int, ...]]]:
+    """Name -> (type, sizes) of a slot's state: K and V of every token, f16."""
+    cache = (ggml.F16, (hparams.n_embd_kv, n_ctx))
+    return {K_CACHE: cache, V_CACHE: cache}
+
+
+def build_gated_attention(b: LayerBuilder, cur: Tensor, rope_mode: int) -> Tensor:
+    """cur f32 [n_embd, T] -> f32 [n_embd, T] (llama.cpp qwen35moe.cpp, build_layer_attn).
+
+    Of each head's 2 * n_embd_head rows of q, the first half is the query and the second the gate.
+    """
+    g, hp = b.g, b.hparams
+    head, n_head, n_tokens = hp.n_embd_head, hp.n_head, b.n_tokens
+    q_full, k, v = _project(b, cur)
+    pair_bytes, token_bytes = 2 * head * F32_BYTES, q_full.nb[1]
+    q = g.view(q_full, (head, n_head, n_tokens), (pair_bytes, token_bytes), 0)
+    gate = g.view(q_full, (head, n_head, n_tokens), (pair_bytes, token_bytes), head * F32_BYTES)
+    gate = b.cb(g.reshape(g.cont(gate), head * n_head, n_tokens), "gate_reshaped")
+    q = b.cb(b.rms_norm(q, b.weight("attn_q_norm.weight")), "Qcur_normed")
+    k = b.cb(b.rms_norm(k, b.weight("attn_k_norm.weight")), "Kcur_normed")
+    q = b.cb(_rope(b, q, rope_mode), "Qcur")
+    k = b.cb(_rope(b, k, rope_mode), "Kcur")
+    b.cb(v, "Vcur")
+    _store(b, k, v)
+    attended = _attend(b, q)
+    attended = b.cb(g.reshape(attended, head * n_head, n_tokens), "attn_pregate")
+    gate = b.cb(g.sigmoid(gate), "gate_sigmoid")
+    gated = b.cb(g.mul(attended, gate), "attn_gated")
+    return b.cb(b.linear("attn_output", gated), "attn_output")
+
+
+def _project(b: LayerBuilder, cur: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q with gates f32 [2 * n_embd_q, T] (possibly a strided view), k f32 [head, n_head_kv, T], v f32
+    [n_embd_kv, T].
+    """
+    g, hp = b.g, b.hparams
+    head, n_kv_rows, n_tokens = hp.n_embd_head, hp.n_embd_kv, b.n_tokens
+    if not b.has_weight("attn_qkv.weight"):
+        q, k, v = b.linear("attn_q", cur), b.linear("attn_k", cur), b.linear("attn_v", cur)
+        return b.cb(q, "Qcur_full"), g.reshape(k, head, hp.n_head_kv, n_tokens), v
+    qkv = b.linear("attn_qkv", cur)
+    stride, n_q_rows = qkv.nb[1], 2 * hp.n_head * head
+    q = g.view(qkv, (n_q_rows, n_tokens), (stride,), 0)
+    offset = n_q_rows * F32_BYTES
+    k = g.view(qkv, (head, hp.n_head_kv, n_tokens), (head * F32_BYTES, stride), offset)
+    v = g.view(qkv, (n_kv_rows, n_tokens), (stride,), offset + n_kv_rows * F32_BYTES)
+    return b.cb(q, "Qcur_full"), k, v
+
+
+def _rope(b: LayerBuilder, x: Tensor, mode: int) -> Tensor:
+    hp = b.hparams
+    return b.g.rope_multi(x, b.inp_pos(), hp.n_rot, hp.rope_sections, mode, hp.n_ctx_train, hp.rope_freq_base)
+
+
+def _store(b: LayerBuilder, k: Tensor, v: Tensor) -> None:
+    """Write k and v of the new tokens into their cells of the cache."""
+    g = b.g
+    flat_k = g.reshape(k, b.hparams.n_embd_kv, b.n_tokens)
+    g.expand(g.set_rows(b.state(K_CACHE), flat_k, b.kv_idx()))
+    g.expand(g.set_rows(b.state(V_CACHE), v, b.kv_idx()))
+
+
+def _attend(b: LayerBuilder, q: Tensor) -> Tensor:
+    """q f32 [head, n_head, T] -> f32 [head, n_head, T], over the first n_kv cells."""
+    g, hp = b.g, b.hparams
+    head_bytes, cell_bytes = hp.n_embd_head * F16_BYTES, hp.n_embd_kv * F16_BYTES
+    sizes, strides = (hp.n_embd_head, hp.n_head_kv, b.n_kv), (head_bytes, cell_bytes)
+    k = g.permute(g.view(b.state(K_CACHE), sizes, strides, 0), 0, 2, 1, 3)
+    v = g.permute(g.view(b.state(V_CACHE), sizes, strides, 0), 0, 2, 1, 3)
+    return g.flash_attn_ext(g.permute(q, 0, 2, 1, 3), k, v, b.kq_mask(), hp.attention_scale)

@@ -1,0 +1,146 @@
+"""Hyperparameters of a model, read from GGUF metadata and checked before ggml sees any of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from swarmnode.errors import ModelFileError, UnsupportedModelError
+from swarmnode.weights.index import ModelIndex
+
+MAX_HEADS = 1 << 16
+MAX_HEAD_SIZE = 1 << 14
+MAX_CONTEXT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Hparams:
+    """Sizes of a model, in llama.cpp's words; the GGUF key of each (without the architecture) in quotes.
+
+    Fields of parts that an architecture lacks (recurrent layers, shared expert) are 0.
+    """
+
+    n_layer: int
+    """'block_count' less 'nextn_predict_layers': the MTP blocks behind the last layer are not computed."""
+    n_embd: int
+    """'embedding_length'"""
+    n_vocab: int
+    """Rows of token_embd.weight."""
+    n_ctx_train: int
+    """'context_length'"""
+    norm_rms_eps: float
+    """'attention.layer_norm_rms_epsilon'"""
+    n_head: int
+    """'attention.head_count'"""
+    n_head_kv: int
+    """'attention.head_count_kv'"""
+    n_embd_head: int
+    """'attention.key_length' = 'attention.value_length'"""
+    attention_scale: float
+    """'attention.scale', else 1 / sqrt(n_embd_head)"""
+    n_rot: int
+    """'rope.dimension_count': the values of a head that are rotated"""
+    rope_sections: tuple[int, int, int, int]
+    """'rope.dimension_sections'"""
+    rope_freq_base: float
+    """'rope.freq_base'"""
+    n_expert: int
+    """'expert_count'"""
+    n_expert_used: int
+    """'expert_used_count'"""
+    n_ff_shexp: int
+    """'expert_shared_feed_forward_length'"""
+    ssm_d_conv: int
+    """'ssm.conv_kernel'"""
+    ssm_d_state: int
+    """'ssm.state_size': width of a K head and of a V head"""
+    ssm_n_group: int
+    """'ssm.group_count': K heads"""
+    ssm_dt_rank: int
+    """'ssm.time_step_rank': V heads"""
+    recurrent: tuple[bool, ...]
+    """For each layer: linear attention (True) or full attention; 'attention.recurrent_layers', else from
+    'full_attention_interval'"""
+
+    @property
+    def n_embd_kv(self) -> int:
+        """Values of K (and of V) for one token and full-attention layer."""
+        return self.n_head_kv * self.n_embd_head
+
+    @property
+    def ssm_d_inner(self) -> int:
+        """Values of V for one token and recurrent layer ('ssm.inner_size')."""
+        return self.ssm_dt_rank * self.ssm_d_state
+
+    @property
+    def ssm_n_channels(self) -> int:
+        """Channels of the causal convolution: q, k and v side by side."""
+        return self.ssm_d_inner + 2 * self.ssm_n_group * self.ssm_d_state
+
+
+class MetadataReader:
+    """Typed access to `{architecture}.*` keys of an index; every error names file and key."""
+
+    def __init__(self, index: ModelIndex) -> None:
+        self.index = index
+        self.file = index.paths[0]
+
+    def key(self, name: str) -> str:
+        return f"{self.index.architecture}.{name}"
+
+    def get(self, name: str) -> Any:
+        return self.index.metadata.get(self.key(name))
+
+    def fail(self, name: str, reason: str) -> NoReturn:
+        raise ModelFileError(f"{self.file}: {self.key(name)} {reason}")
+
+    def unsupported(self, name: str, reason: str) -> NoReturn:
+        raise UnsupportedModelError(f"{self.file}: {self.key(name)} {reason}")
+
+    def integer(self, name: str, lowest: int, highest: int, default: int | None = None) -> int:
+        """An integer of lowest..highest; ModelFileError otherwise."""
+        return self.index.integer(name, lowest, highest, default)
+
+    def positive(self, name: str, highest: float, default: float | None = None) -> float:
+        """A finite number > 0 and <= highest; ModelFileError otherwise."""
+        value = self.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.fail(name, "is missing or not a number")
+        if not math.isfinite(value) or not 0 < value <= highest:
+            self.fail(name, f"is {value}, not above 0 and at most {highest:g}")
+        return float(value)
+
+    def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
+        """An array of integers of low..high; ModelFileError otherwise."""
+        value = self.get(name)
+        if value is None or isinstance(value, (str, int, float)):
+            self.fail(name, "is missing or not an array")
+        if any(int(item) != item or not low <= item <= high for item in value):
+            self.fail(name, f"holds values that are not integers from {low} to {high}")
+        return tuple(int(item) for item in value)
+
+    def head_count(self, name: str, layers: Sequence[int]) -> int:
+        """A count of heads: one number, or one a layer that must agree over `layers`."""
+        value = self.get(name)
+        if isinstance(value, (int, float, str)) or value is None:
+            return self.integer(name, 1, MAX_HEADS)
+        counts = self.integers(name, 0, MAX_HEADS)
+        if len(counts) < self.index.n_layer:
+            self.fail(name, f"has {len(counts)} entries for {self.index.n_layer} layers")
+        used = {counts[layer] for layer in layers} or {max(counts)}
+        if len(used) > 1:
+            self.unsupported(name, f"differs between layers ({sorted(used)}); only equal layers are computed")
+        if 0 in used:
+            self.fail(name, "is 0 for a layer with full attention")
+        return used.pop()
+
+    def refuse_unless(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
+        """UnsupportedModelError if a key is there with a value that would change the computation."""
+        for name, values in neutral.items():
+            value = self.get(name)
+            if value is not None and value not in values:
+                self.unsupported(name, f"= {value!r} is not computed by this version")

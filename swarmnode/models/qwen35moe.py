@@ -1,0 +1,184 @@
+"""Qwen3.5-MoE (`qwen35moe`): gated full attention in every fourth layer, gated delta nets in the others, and in
+all of them routed experts beside one gated shared expert.
+
+Same arithmetic in the same order as llama.cpp's src/models/qwen35moe.cpp, text only. MTP blocks (behind the last
+layer) are not computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from swarmnode.compute.tensors import Tensor
+from swarmnode.models.blocks.attention import attention_state, attention_weights, build_gated_attention
+from swarmnode.models.blocks.delta_net import build_delta_net, delta_net_state, delta_net_weights
+from swarmnode.models.blocks.moe import (
+    LayerOutput,
+    build_router,
+    build_shared_expert,
+    router_weights,
+    shared_expert_weights,
+)
+from swarmnode.models.hparams import MAX_CONTEXT, MAX_HEAD_SIZE, MAX_HEADS, Hparams, MetadataReader
+from swarmnode.models.layer_builder import LayerBuilder
+from swarmnode.models.weight_spec import WeightSpec, matrix, vector
+from swarmnode.weights.index import ModelIndex
+from swarmnode.weights.limits import MAX_WIDTH
+
+ROPE_IMROPE = 40
+"""GGML_ROPE_TYPE_IMROPE: the sections of the rotated dimensions are interleaved."""
+
+NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
+    "rope.scaling.type": ("none",),
+    "rope.scale_linear": (1.0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_weights_norm": (True,),
+    "expert_gating_func": (0, 1),  # 1: softmax
+    "expert_group_count": (0, 1),
+    "attention.causal": (True,),
+    "attention.sliding_window": (0,),
+}
+"""Keys that llama.cpp knows for other models: the values with which they change nothing here."""
+
+
+class Qwen35Moe:
+    """The architecture, as `models.backbone` uses it."""
+
+    name = "qwen35moe"
+
+    def read_hparams(self, index: ModelIndex) -> Hparams:
+        """Read and check the metadata. ModelFileError or UnsupportedModelError naming the key."""
+        reader = MetadataReader(index)
+        reader.refuse_unless(NEUTRAL_KEYS)
+        recurrent = _read_recurrent(reader)
+        attention_layers = [layer for layer, flag in enumerate(recurrent) if not flag]
+        n_head = reader.head_count("attention.head_count", attention_layers)
+        n_head_kv = reader.head_count("attention.head_count_kv", attention_layers)
+        if n_head % n_head_kv:
+            reader.fail("attention.head_count", f"{n_head} is not a multiple of head_count_kv {n_head_kv}")
+        n_embd_head = reader.integer("attention.key_length", 1, MAX_HEAD_SIZE, max(1, index.n_embd // n_head))
+        if reader.integer("attention.value_length", 1, MAX_HEAD_SIZE, n_embd_head) != n_embd_head:
+            reader.unsupported("attention.value_length", f"is not key_length {n_embd_head}")
+        d_state = reader.integer("ssm.state_size", 1, MAX_HEAD_SIZE)
+        n_group = reader.integer("ssm.group_count", 1, MAX_HEADS)
+        dt_rank = reader.integer("ssm.time_step_rank", 1, MAX_HEADS)
+        _check_ssm(reader, d_state, n_group, dt_rank)
+        return Hparams(
+            n_layer=index.n_layer,
+            n_embd=index.n_embd,
+            n_vocab=index.tensors["token_embd.weight"].ne[1],
+            n_ctx_train=reader.integer("context_length", 1, MAX_CONTEXT),
+            norm_rms_eps=reader.positive("attention.layer_norm_rms_epsilon", 1.0),
+            n_head=n_head,
+            n_head_kv=n_head_kv,
+            n_embd_head=n_embd_head,
+            attention_scale=reader.positive("attention.scale", 1e3, 1.0 / math.sqrt(n_embd_head)),
+            n_rot=_read_n_rot(reader, n_embd_head),
+            rope_sections=_read_sections(reader),
+            rope_freq_base=reader.positive("rope.freq_base", 1e12),
+            n_expert=index.n_expert,
+            n_expert_used=index.n_expert_used,
+            n_ff_shexp=_read_n_ff_shexp(reader),
+            ssm_d_conv=reader.integer("ssm.conv_kernel", 2, 64),
+            ssm_d_state=d_state,
+            ssm_n_group=n_group,
+            ssm_dt_rank=dt_rank,
+            recurrent=recurrent,
+        )
+
+    def weights(self, hparams: Hparams, present: Container[str]) -> dict[str, WeightSpec]:
+        """All dense weights by GGUF name; `present`: the names that the file has.
+
+        Without `output.weight` the logits use the embedding matrix.
+        """
+        tied = "output.weight" not in present
+        embedding = matrix(hparams.n_embd, hparams.n_vocab)
+        weights = {
+            "token_embd.weight": replace(embedding, on_device=tied),
+            "output_norm.weight": vector(hparams.n_embd),
+            "output.weight": replace(embedding, is_optional=True),
+        }
+        for layer in range(hparams.n_layer):
+            fused_qkv = f"blk.{layer}.attn_qkv.weight" in present
+            for name, spec in _layer_weights(hparams, layer, fused_qkv).items():
+                weights[f"blk.{layer}.{name}"] = spec
+        return weights
+
+    def layer_states(
+        self, hparams: Hparams, layer: int, n_ctx: int
+    ) -> Mapping[str, tuple[int, tuple[int, ...]]]:
+        """Name -> (ggml type, sizes) of what a slot keeps for a layer."""
+        return delta_net_state(hparams) if hparams.recurrent[layer] else attention_state(hparams, n_ctx)
+
+    def build_layer(self, b: LayerBuilder, x: Tensor) -> LayerOutput:
+        """x f32 [n_embd, T]: attention, residual, norm, gate and shared expert of one layer."""
+        cur = b.cb(b.rms_norm(x, b.weight("attn_norm.weight")), "attn_norm")
+        recurrent = b.hparams.recurrent[b.layer]
+        cur = build_delta_net(b, cur) if recurrent else build_gated_attention(b, cur, ROPE_IMROPE)
+        residual = b.cb(b.g.add(b.last_tokens(cur), b.last_tokens(x)), "attn_residual")
+        cur = b.cb(b.rms_norm(residual, b.weight("post_attention_norm.weight")), "attn_post_norm")
+        ids, weights = build_router(b, cur)
+        return LayerOutput(cur, ids, weights, build_shared_expert(b, cur), residual)
+
+    def build_logits(self, b: LayerBuilder, x: Tensor) -> Tensor:
+        """x f32 [n_embd, T] -> logits f32 [n_vocab, T]."""
+        x = b.cb(b.rms_norm(x, b.global_weight("output_norm.weight")), "result_norm")
+        name = "output.weight" if b.has_global_weight("output.weight") else "token_embd.weight"
+        return b.cb(b.g.mul_mat(b.global_weight(name), x), "result_output")
+
+
+def _layer_weights(hparams: Hparams, layer: int, fused_qkv: bool) -> dict[str, WeightSpec]:
+    """The dense weights of one layer, names without `blk.N.`."""
+    norm = vector(hparams.n_embd)
+    norms = {"attn_norm.weight": norm, "post_attention_norm.weight": norm}
+    if hparams.recurrent[layer]:
+        attention = delta_net_weights(hparams)
+    else:
+        attention = attention_weights(hparams, fused_qkv=fused_qkv)
+    return norms | attention | router_weights(hparams) | shared_expert_weights(hparams)
+
+
+def _read_recurrent(reader: MetadataReader) -> tuple[bool, ...]:
+    """Which layers are recurrent: the list if there is one, else all but every n-th."""
+    n_layer, name = reader.index.n_layer, "attention.recurrent_layers"
+    flags = reader.get(name)
+    if flags is not None:
+        if not isinstance(flags, np.ndarray) or flags.ndim != 1 or len(flags) < n_layer:
+            reader.fail(name, f"is not a list of at least {n_layer} flags")
+        return tuple(bool(flag) for flag in flags[:n_layer])
+    interval = reader.integer("full_attention_interval", 1, 1 << 16, 4)
+    return tuple((layer + 1) % interval != 0 for layer in range(n_layer))
+
+
+def _check_ssm(reader: MetadataReader, d_state: int, n_group: int, dt_rank: int) -> None:
+    if dt_rank % n_group:
+        reader.fail("ssm.time_step_rank", f"{dt_rank} is not a multiple of group_count {n_group}")
+    d_inner = reader.integer("ssm.inner_size", 1, MAX_HEADS * MAX_HEAD_SIZE)
+    if d_inner != d_state * dt_rank:
+        reader.unsupported("ssm.inner_size", f"is {d_inner}, not state_size * time_step_rank")
+
+
+def _read_n_rot(reader: MetadataReader, n_embd_head: int) -> int:
+    n_rot = reader.integer("rope.dimension_count", 2, n_embd_head, n_embd_head)
+    if n_rot % 2:
+        reader.fail("rope.dimension_count", f"is {n_rot}, not even")
+    return n_rot
+
+
+def _read_sections(reader: MetadataReader) -> tuple[int, int, int, int]:
+    name = "rope.dimension_sections"
+    sections = (*reader.integers(name, 0, MAX_HEAD_SIZE), 0)[:4]
+    if len(sections) != 4 or not any(sections[:3]):
+        reader.fail(name, f"is {list(sections)}, not 3 or 4 sizes of which one of the first 3 is above 0")
+    t, h, w, e = sections
+    return t, h, w, e
+
+
+def _read_n_ff_shexp(reader: MetadataReader) -> int:
+    """As in llama.cpp, the width of the routed experts unless the file says otherwise."""
+    n_ff_exp = max(layout.n_ff for layout in reader.index.expert_layers.values())
+    return reader.integer("expert_shared_feed_forward_length", 1, MAX_WIDTH, n_ff_exp)

@@ -1,0 +1,73 @@
+"""The memory of the sequences: KV caches and recurrent states, allocated once for all slots.
+
+Each slot also has two buffers in which a layer's graph leaves its residual and shared-expert output for the next
+layer's graph, so that neither crosses between host and device while the routed experts are computed.
+"""
+
+from __future__ import annotations
+
+from swarmnode.compute import ggml
+from swarmnode.compute.devices import Device
+from swarmnode.compute.tensors import Tensor, WeightSet
+from swarmnode.models.architecture import Architecture
+from swarmnode.models.hparams import Hparams
+from swarmnode.models.layer_builder import state_name
+
+
+class SlotStates:
+    """States of `n_slots` sequences of up to `n_ctx` tokens. DeviceError if the device has not the memory."""
+
+    def __init__(
+        self,
+        device: Device,
+        architecture: Architecture,
+        hparams: Hparams,
+        *,
+        n_slots: int,
+        n_ctx: int,
+        n_ubatch: int,
+    ) -> None:
+        self.tensors = WeightSet(device)
+        self._recurrent: list[list[str]] = [[] for _ in range(n_slots)]
+        try:
+            for slot in range(n_slots):
+                self._allocate(slot, architecture, hparams, n_ctx)
+                for name in ("residual", "shared"):
+                    self.tensors.state(_buffer_name(slot, name), ggml.F32, (hparams.n_embd, n_ubatch))
+        except BaseException:
+            self.tensors.close()
+            raise
+
+    def _allocate(self, slot: int, architecture: Architecture, hparams: Hparams, n_ctx: int) -> None:
+        for layer in range(hparams.n_layer):
+            for name, (ggml_type, ne) in architecture.layer_states(hparams, layer, n_ctx).items():
+                full_name = state_name(slot, layer, name)
+                self.tensors.state(full_name, ggml_type, ne)
+                if hparams.recurrent[layer]:
+                    self._recurrent[slot].append(full_name)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of all slots."""
+        return self.tensors.allocated_bytes
+
+    def residual(self, slot: int) -> Tensor:
+        """f32 [n_embd, n_ubatch]"""
+        return self.tensors[_buffer_name(slot, "residual")]
+
+    def shared(self, slot: int) -> Tensor:
+        """f32 [n_embd, n_ubatch]"""
+        return self.tensors[_buffer_name(slot, "shared")]
+
+    def clear(self, slot: int) -> None:
+        """Zero the recurrent states. KV cells need no clearing: the mask hides those not written since."""
+        for name in self._recurrent[slot]:
+            self.tensors.clear(name)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self.tensors.close()
+
+
+def _buffer_name(slot: int, name: str) -> str:
+    return f"slot.{slot}.{name}"

@@ -1,0 +1,81 @@
+"""Which dense weights an architecture needs, and binding them after every check that ggml would abort on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swarmnode.compute import ggml
+from swarmnode.compute.devices import Device
+from swarmnode.compute.tensors import WeightSet
+from swarmnode.errors import ModelFileError, UnsupportedModelError
+from swarmnode.weights.ggml_types import is_weight_type, type_name
+from swarmnode.weights.index import ModelIndex, TensorRef
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """A weight as the graphs use it."""
+
+    ne: tuple[int, ...]
+    """Sizes in ggml's order, without trailing 1s."""
+    is_matrix: bool
+    """Left operand of a mat-mul, of any type that ggml multiplies by; else f32, used value by value."""
+    is_optional: bool = False
+    on_device: bool = True
+    """False: read on the host, never bound."""
+
+
+def matrix(n_in: int, n_out: int) -> WeightSpec:
+    """A mat-mul weight; one output row may be stored as a vector."""
+    return WeightSpec((n_in,) if n_out == 1 else (n_in, n_out), is_matrix=True)
+
+
+def vector(*ne: int) -> WeightSpec:
+    """An f32 tensor that is added or multiplied value by value."""
+    return WeightSpec(ne, is_matrix=False)
+
+
+def bind_weights(index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec]) -> WeightSet:
+    """Check and bind the dense weights; no copy on the CPU device.
+
+    Raises ModelFileError (missing tensor, wrong shape) or UnsupportedModelError (wrong type, or a tensor that the
+    architecture's graphs would leave out), both naming file and tensor; DeviceError if memory runs out.
+    """
+    file = index.paths[0]
+    for name in index.dense_tensors:
+        if name not in specs:
+            raise UnsupportedModelError(f"{file}: tensor {name!r} is not part of {index.architecture} here")
+    for name, spec in specs.items():
+        if name in index.tensors:
+            _check_weight(str(file), index.tensors[name], spec)
+        elif not spec.is_optional:
+            raise ModelFileError(f"{file}: tensor {name!r} is missing")
+    weights = WeightSet(device)
+    try:
+        for name, spec in specs.items():
+            if spec.on_device and name in index.tensors:
+                ref = index.tensors[name]
+                weights.bind(name, ref.ggml_type, ref.ne, index.data(name))
+    except BaseException:
+        weights.close()
+        raise
+    return weights
+
+
+def _check_weight(file: str, ref: TensorRef, spec: WeightSpec) -> None:
+    ne = ref.ne
+    while len(ne) > 1 and ne[-1] == 1:  # the converter writes some vectors as [n, 1]
+        ne = ne[:-1]
+    if ne != spec.ne:
+        raise ModelFileError(
+            f"{file}: tensor {ref.name!r} is {list(ref.ne)}, but the metadata means {list(spec.ne)}"
+        )
+    if not spec.is_matrix and ref.ggml_type != ggml.F32:
+        raise UnsupportedModelError(
+            f"{file}: tensor {ref.name!r} is {type_name(ref.ggml_type)}; only F32 is computed"
+        )
+    if not is_weight_type(ref.ggml_type):
+        raise UnsupportedModelError(
+            f"{file}: tensor {ref.name!r} is {type_name(ref.ggml_type)}, which ggml does not multiply by"
+        )
