@@ -31,6 +31,29 @@ class WireConfig:
     dead_after_pings: int = 3
     write_timeout_s: float = 30.0
     """A peer that reads nothing for this long is closed."""
+    close_timeout_s: float = 1.0
+    """How long a last message (bye) may take to leave."""
+    dial_timeout_s: float = 10.0
+    """Longest wait for a TCP (or relay) connection; the handshake has its own."""
+    fast_write_s: float = 0.002
+    """A write that drained within this time lets the next one be twice as long (up to max_write_bytes), one that took
+    four times as long halves it (down to chunk_bytes): a link holds 2-8 ms of what a decode would have to wait for."""
+    max_write_bytes: int = 256 * KIB
+    receive_bytes: int = 256 * KIB
+    """Largest read from a socket."""
+    min_progress_bytes_per_s: int = 16 * KIB
+    """A connection that is slower than this, over two ping intervals in the middle of one message, is closed."""
+    max_held_bytes: int = 128 * MIB
+    """Bodies of a peer's requests that handlers work on; more is refused as busy."""
+    busy_retry_ms: int = 200
+    max_unauthenticated: int = 64
+    """Accepted sockets that have not proven an identity."""
+    max_unauthenticated_per_ip: int = 8
+    """The same from one IPv4 address or IPv6 /64; loopback is exempt (a demo runs a swarm on one machine)."""
+    max_peers: int = 512
+    """Authenticated connections: half of the common limit of 1,024 file descriptors."""
+    max_connections_per_node: int = 4
+    """Two classes, each with an old and a new one while a peer reconnects."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +123,17 @@ class ServeConfig:
     retry_after_ms: int = 200
     lease_s: float = 120.0
     """How long experts offered to a joining worker count as taken while it downloads them."""
-    rejoin_min_s: float = 0.5
-    rejoin_max_s: float = 30.0
-    """A worker that lost its backbone dials again after 0.5, 1, 2 ... seconds, at most this, with full jitter."""
+
+
+@dataclass(frozen=True)
+class ContactConfig:
+    """How the nodes of a peer list are dialled (services/contact)."""
+
+    dials_at_once: int = 32
+    """500 dead addresses of 10 s each then cost 160 s of the dialler's time and nobody else's."""
+    redial_min_s: float = 0.5
+    redial_max_s: float = 30.0
+    """A peer that failed is dialled again after 0.5, 1, 2 ... seconds, at most this, times 0.5 to 1 at random."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +156,7 @@ class Config:
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     models: ModelsConfig = field(default_factory=ModelsConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    contact: ContactConfig = field(default_factory=ContactConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
 
 

@@ -173,9 +173,9 @@ class Connection:
         return bool(self._clear) or (self._writer is not None and bool(self._outbox))
 
     @property
-    def has_incomplete(self) -> bool:
-        """True while a message of the peer's is incomplete."""
-        return self._inbox.has_incomplete
+    def oldest_incomplete(self) -> int:
+        """Serial number of the peer's message that has been incomplete for longest; 0 if there is none."""
+        return self._inbox.oldest_incomplete
 
     @property
     def can_request(self) -> bool:

@@ -25,6 +25,8 @@ class Incoming:
     body: bytearray | memoryview
     """A view into the record if all came at once."""
     got_bytes: int
+    serial: int
+    """1, 2, 3 ... in the order of the starts."""
     is_unwanted: bool = False
     """Its bytes are counted and thrown away."""
 
@@ -44,11 +46,12 @@ class Inbox:
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._open: dict[TrafficClass, Incoming] = {}
+        self._serial = 0
 
     @property
-    def has_incomplete(self) -> bool:
-        """True when the stream must not end here."""
-        return bool(self._open)
+    def oldest_incomplete(self) -> int:
+        """Serial number of the message that has been incomplete for longest; 0 if there is none."""
+        return min((item.serial for item in self._open.values()), default=0)
 
     @property
     def held_bytes(self) -> int:
@@ -69,8 +72,16 @@ class Inbox:
         got_bytes = len(start.first)
         is_whole = got_bytes == start.body_bytes
         body = start.first if is_whole else bytearray(start.first)
+        self._serial += 1
         item = Incoming(
-            frame.type, frame.traffic_class, frame.request_id, message, start.body_bytes, body, got_bytes
+            frame.type,
+            frame.traffic_class,
+            frame.request_id,
+            message,
+            start.body_bytes,
+            body,
+            got_bytes,
+            self._serial,
         )
         if not is_whole:
             self._open[frame.traffic_class] = item

@@ -1,6 +1,6 @@
 """Every message: its number, its fields with caps, which reply it gets, how long its body may be.
 
-A message is a frozen dataclass; `encode_header` and `decode_header_untrusted` turn it into the msgpack map of its fields
+A message is a frozen dataclass; `encode_header` and `decode_header_untrusted` turn it into a msgpack map of its fields
 and back. What a field alone cannot show (products, a body against its header) is in its `check_body_untrusted`.
 """
 

@@ -1,0 +1,1 @@
+"""The trio shell round wire/: transports, the secure stream, peers with requests and handlers, dialling and serving."""

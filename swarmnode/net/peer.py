@@ -1,0 +1,227 @@
+"""A connected node: requests to it, handlers for what it asks.
+
+A request is a call: it returns the reply or raises. Cancelling it (a deadline of the caller's) tells the peer, and a
+reply that was on its way is dropped. Each request of the peer's runs in its own task; what it raises ends that request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import trio
+
+from swarmnode.config import WireConfig
+from swarmnode.errors import RequestRefusedError, UsageError
+from swarmnode.identity import NodeId
+from swarmnode.net.secure import SecureStream
+from swarmnode.wire.connection import Connection, printable
+from swarmnode.wire.constants import ConnectionClass, TrafficClass
+from swarmnode.wire.events import Ended, Event, Opened, ReplyReceived, RequestCancelled, RequestReceived
+from swarmnode.wire.messages import Message, Refused, Settings
+
+log = logging.getLogger(__name__)
+
+Body: TypeAlias = Sequence[bytes | bytearray | memoryview]
+"""The parts of a body, one after the other. They must not change until the message has left."""
+Handler: TypeAlias = Callable[["Peer", Message, memoryview], Awaitable[tuple[Message, Body]]]
+"""Answers one type of request; raises RequestRefusedError to refuse. Cancelled when the asker or connection goes."""
+OnPeer: TypeAlias = Callable[["Peer"], Awaitable[None]]
+"""Runs beside a connection once it is open, and is cancelled when it ends. Returning early is fine."""
+
+
+class _Waiter:
+    """Someone who waits for a reply."""
+
+    __slots__ = ("event", "reply")
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+        self.reply: ReplyReceived | None = None
+
+
+class Peer:
+    """One open connection to a node. Made by `open_peer`."""
+
+    def __init__(
+        self,
+        stream: SecureStream,
+        opened: Opened,
+        handlers: Mapping[type[Message], Handler],
+        config: WireConfig,
+        remote: str,
+    ) -> None:
+        self.node_id: NodeId = opened.node_id
+        self.settings: Settings = opened.settings
+        self.remote = remote
+        """Where the connection comes from or goes to, for people."""
+        self._stream = stream
+        self._connection = stream.connection
+        self._handlers = handlers
+        self._config = config
+        self._waiting: dict[int, _Waiter] = {}
+        self._running: dict[int, trio.CancelScope] = {}
+        self._held_bytes = 0
+        self._closed = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.node_id.short} at {self.remote}>"
+
+    @property
+    def is_dialer(self) -> bool:
+        """True when this side opened the connection."""
+        return self._connection.is_dialer
+
+    @property
+    def connection_class(self) -> ConnectionClass:
+        """What the connection is for."""
+        return self._connection.connection_class or ConnectionClass.LATENCY
+
+    @property
+    def rtt_s(self) -> float | None:
+        """Round trip of the last ping, None before the first."""
+        return self._stream.rtt_s
+
+    @property
+    def ended(self) -> Ended | None:
+        """Why the connection ended; None while it is open."""
+        return self._stream.ended
+
+    async def request(
+        self, message: Message, body: Body = (), *, traffic_class: TrafficClass | None = None
+    ) -> tuple[Message, memoryview]:
+        """Ask, and return the reply with its body (read-only).
+
+        Waits while the peer has as many requests as it takes or too much is queued for it; the caller sets a deadline.
+        Raises RequestRefusedError, ConnectionLostError, or UsageError for a message over its caps.
+        """
+        await self._stream.wait_room()
+        request_id = self._connection.send_request(message, flat_parts(body), traffic_class)
+        waiter = self._waiting[request_id] = _Waiter()
+        self._stream.wake()
+        try:
+            await waiter.event.wait()
+        finally:
+            if self._waiting.pop(request_id, None) is not None and waiter.reply is None:
+                self._connection.cancel_request(request_id)
+                self._stream.wake()
+        if waiter.reply is None:
+            raise self._stream.lost()
+        reply = waiter.reply.message
+        if isinstance(reply, Refused):
+            raise RequestRefusedError(reply.code, reply.reason, reply.retry_after_ms)
+        return reply, waiter.reply.body
+
+    def close(self, code: str = "done", reason: str = "") -> None:
+        """Say bye and end the connection; requests in flight raise ConnectionLostError. Never blocks."""
+        self._stream.close(code, reason)
+
+    async def wait_closed(self) -> Ended | None:
+        """Wait until the connection has ended."""
+        await self._closed.wait()
+        return self._stream.ended
+
+    async def run(self, on_peer: OnPeer | None = None) -> None:
+        """Serve the connection until it ends. Called once, by who made it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                if on_peer is not None:
+                    nursery.start_soon(self._beside, on_peer)
+
+                def on_event(event: Event) -> None:
+                    self._on_event(event, nursery)
+
+                ended = await self._stream.run(on_event)
+                log.info("%r ended: %s: %s", self, ended.code, ended.reason)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._closed.set()
+            for waiter in self._waiting.values():
+                waiter.event.set()
+
+    async def _beside(self, on_peer: OnPeer) -> None:
+        try:
+            await on_peer(self)
+        except Exception:
+            log.exception("serving %r failed", self)
+            self.close("internal")
+
+    def _on_event(self, event: Event, nursery: trio.Nursery) -> None:
+        match event:
+            case ReplyReceived():
+                waiter = self._waiting.pop(event.request_id)
+                waiter.reply = event
+                waiter.event.set()
+            case RequestReceived():
+                self._on_request(event, nursery)
+            case RequestCancelled():
+                scope = self._running.get(event.request_id)
+                if scope is not None:
+                    scope.cancel()
+            case _:
+                raise AssertionError(f"{event} is not for a peer")
+
+    def _on_request(self, event: RequestReceived, nursery: trio.Nursery) -> None:
+        handler = self._handlers.get(type(event.message))
+        held_bytes = self._held_bytes + self._connection.queued_bytes
+        if handler is None:
+            refused = Refused("unsupported", f"no {type(event.message).__name__} here", 0)
+        elif held_bytes and held_bytes + len(event.body) > self._config.max_held_bytes:
+            refused = Refused("busy", f"{held_bytes} bytes are being worked on", self._config.busy_retry_ms)
+        else:
+            self._held_bytes += len(event.body)
+            scope = self._running[event.request_id] = trio.CancelScope()
+            nursery.start_soon(self._answer, event, handler, scope)
+            return
+        self._connection.send_reply(event.request_id, refused)
+
+    async def _answer(self, event: RequestReceived, handler: Handler, scope: trio.CancelScope) -> None:
+        reply: Message = Refused("cancelled", "", 0)
+        body: Body = ()
+        try:
+            with scope:
+                reply, body = await self._handle(event, handler)
+        finally:
+            del self._running[event.request_id]
+            self._held_bytes -= len(event.body)
+        try:
+            self._connection.send_reply(event.request_id, reply, flat_parts(body))
+        except UsageError:
+            log.exception("%s for %r cannot be sent", type(reply).__name__, self)
+            self._connection.send_reply(event.request_id, Refused("internal", "", 0))
+        self._stream.wake()
+
+    async def _handle(self, event: RequestReceived, handler: Handler) -> tuple[Message, Body]:
+        try:
+            return await handler(self, event.message, event.body)
+        except RequestRefusedError as refusal:
+            return Refused(refusal.code, printable(refusal.reason), refusal.retry_after_ms), ()
+        except Exception:
+            log.exception("the handler of %s failed for %r", type(event.message).__name__, self)
+            return Refused("internal", "", 0), ()
+
+
+def flat_parts(body: Body) -> list[memoryview]:
+    """Views of single bytes, without the empty ones."""
+    views = [part if type(part) is memoryview else memoryview(part) for part in body]
+    return [
+        view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views if view.nbytes
+    ]
+
+
+async def open_peer(
+    stream: trio.abc.Stream,
+    connection: Connection,
+    *,
+    handlers: Mapping[type[Message], Handler],
+    config: WireConfig,
+    remote: str,
+) -> Peer:
+    """Handshake and settings on a fresh stream; the peer is then to be `run`.
+
+    Raises HandshakeError, ProtocolError or ConnectionLostError; the stream is then closed.
+    """
+    secure = SecureStream(stream, connection, config)
+    opened = await secure.open()
+    return Peer(secure, opened, handlers, config, remote)

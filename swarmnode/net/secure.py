@@ -1,0 +1,238 @@
+"""Drives a wire.Connection over a stream: one task reads, one task writes, one watches that the peer is alive.
+
+Only the writer touches the sending side: a cancelled write leaves half a record behind, which would end the connection.
+Callers queue in the connection, wake the writer, and wait elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from swarmnode.config import WireConfig
+from swarmnode.errors import ConnectionLostError, HandshakeError, ProtocolError
+from swarmnode.wire.connection import Connection
+from swarmnode.wire.events import Ended, Event, Opened, PongReceived
+
+log = logging.getLogger(__name__)
+
+
+class SecureStream:
+    """One connection with its stream. `open`, then `run`; both close the stream when they fail or end."""
+
+    def __init__(self, stream: trio.abc.Stream, connection: Connection, config: WireConfig) -> None:
+        self.connection = connection
+        self._stream = stream
+        self._config = config
+        self._early: list[Event] = []
+        self._writer_lot = trio.lowlevel.ParkingLot()
+        self._room_lot = trio.lowlevel.ParkingLot()
+        self._write_scope = trio.CancelScope()
+        self._write_bytes = config.chunk_bytes
+        self._received_bytes = 0
+        self._received_at_s = 0.0
+        self._ping_nonce = 0
+        self._pinged_at_s = 0.0
+        self.rtt_s: float | None = None
+        """Round trip of the last ping that was answered, queues included."""
+        self.ended: Ended | None = None
+        """Why the connection ended; the first reason counts."""
+
+    async def open(self) -> Opened:
+        """Handshake and settings.
+
+        Raises HandshakeError, ProtocolError or ConnectionLostError; the stream is then closed.
+        """
+        try:
+            with trio.move_on_after(self._config.handshake_timeout_s):
+                return await self._open()
+            raise HandshakeError(f"no handshake within {self._config.handshake_timeout_s:g} s")
+        except BaseException:
+            await trio.aclose_forcefully(self._stream)
+            raise
+
+    async def run(self, on_event: Callable[[Event], None]) -> Ended:
+        """Read, write and watch until the connection ends; every event but the last goes to `on_event`."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, on_event)
+                nursery.start_soon(self._watch)
+                await self._write()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.close("done", "closed by this node")
+            await trio.aclose_forcefully(self._stream)
+        assert self.ended is not None  # ours: _end has set it
+        return self.ended
+
+    def wake(self) -> None:
+        """Something was queued in the connection."""
+        self._writer_lot.unpark()
+
+    def close(self, code: str, reason: str) -> None:
+        """Say bye and end. What is queued and not sent is dropped."""
+        self.connection.close(code, reason)
+        self._end(Ended(code, reason, None))
+
+    async def wait_room(self) -> None:
+        """Wait until the peer takes one more request and the queue is below its cap. Raises ConnectionLostError."""
+        while self.ended is None:
+            if self.connection.can_request and self.connection.queued_bytes < self._config.max_queued_bytes:
+                return
+            await self._room_lot.park()
+        raise self.lost()
+
+    def lost(self) -> ConnectionLostError:
+        """The error for whoever still waits for something on this connection."""
+        ended = self.ended
+        return ConnectionLostError(
+            "the connection ended" if ended is None else f"{ended.code}: {ended.reason}"
+        )
+
+    async def _open(self) -> Opened:
+        while True:
+            data = self.connection.data_to_send(self._config.chunk_bytes)
+            try:
+                if data:
+                    await self._stream.send_all(data)
+                received = await self._stream.receive_some(self._config.receive_bytes)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ConnectionLostError("the stream broke during the handshake") from error
+            if not received:
+                raise ConnectionLostError("the peer hung up during the handshake")
+            events = self.connection.receive_data(received)
+            if events:
+                return await self._opened(events)
+
+    async def _opened(self, events: list[Event]) -> Opened:
+        first, self._early = events[0], events[1:]
+        if isinstance(first, Opened):
+            return first
+        assert isinstance(first, Ended)  # ours: nothing else may come before Opened
+        if data := self.connection.data_to_send(self._config.chunk_bytes):
+            await self._stream.send_all(data)
+        if isinstance(first.error, HandshakeError | ProtocolError):
+            raise first.error
+        raise ConnectionLostError(f"the peer hung up: {first.code}: {first.reason}")
+
+    async def _read(self, on_event: Callable[[Event], None]) -> None:
+        self._received_at_s = trio.current_time()
+        if self._deliver(self._early, on_event):
+            return
+        self._early = []
+        while True:
+            try:
+                data = await self._stream.receive_some(self._config.receive_bytes)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            self._received_at_s = trio.current_time()
+            self._received_bytes += len(data)
+            events = self.connection.receive_data(data) if data else self.connection.receive_eof()
+            if self._deliver(events, on_event) or not data:
+                return
+
+    def _deliver(self, events: list[Event], on_event: Callable[[Event], None]) -> bool:
+        """Hand out events; True when the last one was the end."""
+        for event in events:
+            if self.ended is not None:
+                return True
+            if isinstance(event, Ended):
+                self._end(event)
+                return True
+            if isinstance(event, PongReceived):
+                if event.nonce == self._ping_nonce:
+                    self.rtt_s = self._received_at_s - self._pinged_at_s
+            else:
+                on_event(event)
+        if self.connection.has_data_to_send:
+            self.wake()
+        if self._room_lot:
+            self._room_lot.unpark_all()
+        return False
+
+    def _end(self, ended: Ended) -> None:
+        """The connection is over: let the writer send a last bye, but not for long."""
+        if self.ended is not None:
+            return
+        self.ended = ended
+        self._write_scope.deadline = min(
+            self._write_scope.deadline, trio.current_time() + self._config.close_timeout_s
+        )
+        self.wake()
+        self._room_lot.unpark_all()
+
+    async def _write(self) -> None:
+        """Send until the connection is over and its last message has left."""
+        connection = self.connection
+        is_backlogged = False
+        while True:
+            if not connection.has_data_to_send:
+                if self.ended is not None:
+                    return
+                is_backlogged = False
+                await self._writer_lot.park()
+                continue
+            started_s = trio.current_time()
+            limit_s = self._config.write_timeout_s if self.ended is None else self._config.close_timeout_s
+            with trio.move_on_after(limit_s) as self._write_scope:
+                if is_backlogged:
+                    # What is most urgent is chosen only when the kernel takes it.
+                    await self._stream.wait_send_all_might_not_block()
+                await self._write_some()
+            if self._write_scope.cancelled_caught:
+                self._end(
+                    Ended("dead", "the peer does not read", ConnectionLostError("the peer does not read"))
+                )
+                return
+            is_backlogged = True
+            self._adapt(trio.current_time() - started_s)
+
+    async def _write_some(self) -> None:
+        try:
+            data = self.connection.data_to_send(self._write_bytes)
+            if self._room_lot:
+                self._room_lot.unpark_all()
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.connection.close()
+            self.connection.data_to_send(self._config.chunk_bytes)
+            self._end(Ended("ended", "the stream broke", ConnectionLostError("the stream broke")))
+
+    def _adapt(self, spent_s: float) -> None:
+        """Longer writes while they drain at once, shorter ones when they do not (WireConfig.fast_write_s)."""
+        if spent_s < self._config.fast_write_s:
+            self._write_bytes = min(2 * self._write_bytes, self._config.max_write_bytes)
+        elif spent_s > 4 * self._config.fast_write_s:
+            self._write_bytes = max(self._write_bytes // 2, self._config.chunk_bytes)
+
+    async def _watch(self) -> None:
+        """Ping, and end a connection that is dead or crawls."""
+        config = self._config
+        stuck_since = (0, 0)
+        while self.ended is None:
+            self._ping_nonce += 1
+            self._pinged_at_s = trio.current_time()
+            self.connection.send_ping(self._ping_nonce)
+            self.wake()
+            before = (self.connection.oldest_incomplete, self._received_bytes)
+            await trio.sleep(config.ping_interval_s)
+            silent_s = trio.current_time() - self._received_at_s
+            if silent_s > config.dead_after_pings * config.ping_interval_s:
+                self._give_up("dead", f"nothing came for {silent_s:.0f} s")
+            elif self._crawls(stuck_since):
+                self._give_up("too_slow", "a message makes no progress")
+            stuck_since = before
+
+    def _crawls(self, since: tuple[int, int]) -> bool:
+        """Whether the message that was incomplete two ping intervals ago still is, and little came meanwhile."""
+        message, received_bytes = since
+        if message == 0 or message != self.connection.oldest_incomplete:
+            return False
+        least_bytes = 2 * self._config.ping_interval_s * self._config.min_progress_bytes_per_s
+        return self._received_bytes - received_bytes < least_bytes
+
+    def _give_up(self, code: str, reason: str) -> None:
+        self.connection.close(code, reason)
+        self._end(Ended(code, reason, ConnectionLostError(f"{code}: {reason}")))

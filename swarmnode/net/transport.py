@@ -1,0 +1,33 @@
+"""What carries bytes between two nodes: TCP, a relay, or the memory network of the tests. Each is one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+import trio
+
+StreamHandler: TypeAlias = Callable[[trio.abc.Stream, str], Awaitable[None]]
+"""Called in its own task with an accepted stream and the address (without port) it came from. Must not raise."""
+
+
+class Transport(Protocol):
+    """Opens and accepts streams. Knows nothing of keys: what goes through it is sealed end to end."""
+
+    async def connect(self, host: str, port: int) -> trio.abc.Stream:
+        """A stream to a listener. Raises OSError."""
+        ...
+
+    async def listen(
+        self,
+        handler: StreamHandler,
+        host: str | None,
+        port: int,
+        *,
+        task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept until cancelled; tells the addresses listened on. Raises OSError if it cannot listen.
+
+        `host` None: all interfaces; `port` 0: any free one.
+        """
+        ...
