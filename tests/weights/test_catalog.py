@@ -1,0 +1,95 @@
+"""Which model `--model` means, and what a file holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmnode.errors import UsageError
+from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
+from swarmnode.weights.catalog import known_models, resolve_model
+from swarmnode.weights.index import ModelIndex
+from swarmnode.weights.inspect import describe
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    names = [
+        "Qwen3.5-122B-A10B-UD-Q4_K_XL-00002-of-00002.gguf",
+        "Qwen3.5-122B-A10B-UD-Q4_K_XL-00001-of-00002.gguf",
+        "olmoe-Q8_0.gguf",
+        "olmoe-Q4_0.gguf",
+        "mmproj-F16.gguf",
+        "notes.txt",
+    ]
+    (tmp_path / "models" / "UD-Q4_K_XL").mkdir(parents=True)
+    for name in names:
+        parent = tmp_path / "models" / ("UD-Q4_K_XL" if "UD-" in name else "")
+        (parent / name).write_bytes(b"12345")
+    return tmp_path / "models"
+
+
+def test_known_models_by_name(folder: Path) -> None:
+    models = known_models([folder, folder / "none"])
+    assert [(model.name, model.path.name, model.n_bytes) for model in models] == [
+        ("olmoe-Q4_0", "olmoe-Q4_0.gguf", 5),
+        ("olmoe-Q8_0", "olmoe-Q8_0.gguf", 5),
+        ("Qwen3.5-122B-A10B-UD-Q4_K_XL", "Qwen3.5-122B-A10B-UD-Q4_K_XL-00001-of-00002.gguf", 10),
+    ]
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-122b", "QWEN", "Qwen3.5-122B-A10B-UD-Q4_K_XL"])
+def test_name_or_its_beginning_is_enough(name: str, folder: Path) -> None:
+    assert resolve_model(name, [folder]).name.endswith("-00001-of-00002.gguf")
+
+
+def test_paths_to_files_parts_and_folders(folder: Path) -> None:
+    part = folder / "UD-Q4_K_XL" / "Qwen3.5-122B-A10B-UD-Q4_K_XL-00002-of-00002.gguf"
+    assert resolve_model(part) == part
+    assert resolve_model(str(folder / "olmoe-Q4_0.gguf")) == folder / "olmoe-Q4_0.gguf"
+    assert resolve_model(folder / "UD-Q4_K_XL").name.endswith("-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("gemma", "no known model"), ("olmoe", "fits 2 models"), ("/none/x.gguf", "no file")]
+)
+def test_unknown_and_ambiguous_names_list_what_is_known(name: str, words: str, folder: Path) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        resolve_model(name, [folder])
+    assert "olmoe-Q4_0" in str(caught.value)
+    assert str(folder / "olmoe-Q8_0.gguf") in str(caught.value)
+
+
+def test_without_a_name_it_is_the_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.weights.catalog.resources.files", lambda package: tmp_path)
+    with pytest.raises(UsageError, match=r"--model FILE\.gguf"):
+        resolve_model(None)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "small.gguf").touch()
+    assert resolve_model(None) == tmp_path / "data" / "small.gguf"
+
+
+def test_description_adds_up(tmp_path: Path) -> None:
+    model = TinyModel(
+        n_layer=4,
+        n_expert=4,
+        dense_layers=(0,),
+        mtp_block=True,
+        up_type="Q4_K",
+        down_types=("Q4_K", "Q6_K"),
+        n_parts=2,
+    )
+    with ModelIndex.open(write_tiny_gguf(tmp_path / "m.gguf", model)) as index:
+        found = describe(index)
+        total = sum(tensor.n_bytes for tensor in index.tensors.values())
+    assert found.name == "Tiny Random"
+    assert len(found.parts) == 2
+    assert (found.n_layer, found.n_expert, found.n_expert_used, found.n_vocab) == (4, 4, 2, 288)
+    assert found.n_ctx_train == 4096
+    assert found.dense_layers == (0,)
+    assert found.expert_bytes == {1: (288 + 210) * 256, 2: (288 + 144) * 256, 3: (288 + 210) * 256}
+    assert found.routed_bytes + found.dense_bytes + found.mtp_bytes == total
+    assert found.mtp_bytes > 4 * 3 * 144 * 256
+    assert found.quantisation["ffn_down_exps"] == {"Q4_K": 2, "Q6_K": 2}
+    assert found.quantisation["token_embd"] == {"F32": 1}
