@@ -36,11 +36,8 @@ def main() -> int:
     options = parser.parse_args()
     print(build_report())
     truth = json.loads((options.reference / "truth.json").read_text())
-    return (
-        0
-        if all([check_file(options.reference / name, truth[name], options.threads) for name in truth])
-        else 1
-    )
+    agrees = [check_file(options.reference / name, truth[name], options.threads) for name in truth]
+    return 0 if all(agrees) else 1
 
 
 def check_file(path: Path, truth: dict[str, Any], n_threads: int) -> bool:
