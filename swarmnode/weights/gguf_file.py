@@ -90,6 +90,14 @@ class GgufFile:
         """Let go of the mapping."""
         self._mapping = None
 
+    def release_pages(self) -> None:
+        """Give the pages read so far back to the system; they are read again when touched.
+
+        Mapped pages count as this process's memory, and a worker's budget is a promise.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._opened().madvise(mmap.MADV_DONTNEED)
+
     def _opened(self) -> mmap.mmap:
         if self._mapping is None:
             raise ModelFileError(f"{self.path}: the file was closed")

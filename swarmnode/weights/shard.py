@@ -141,10 +141,18 @@ class ShardFile:
         """True if this is a shard of that model and every slab has its hash."""
         if self.model_id != manifest.model_id:
             return False
-        return all(
+        sound = all(
             layer in manifest.layers and self._verify_expert(manifest, layer, expert)
             for layer, expert in self._position
         )
+        self._file.release_pages()
+        return sound
+
+    def read_slab(self, layer: int, expert: int, kind: str) -> bytes:
+        """A copy of one expert's bytes, without keeping the file's pages in memory. KeyError as `slab`."""
+        data = bytes(self.slab(layer, expert, kind))
+        self._file.release_pages()
+        return data
 
     def slab(self, layer: int, expert: int, kind: str) -> memoryview:
         """One expert's bytes, a read-only view of the mapping. KeyError if the shard does not hold it."""

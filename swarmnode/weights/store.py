@@ -103,16 +103,11 @@ class SliceStore:
                 except OSError as error:  # costs space until the next start, nothing else
                     log.warning("%s: a slab that is no longer needed stays: %s", self.folder, error)
 
-    def read_slab(self, layer: int, expert: int, kind: str) -> memoryview:
-        """One held expert's bytes, a read-only view of the mapped file; valid even after `remove`.
-
-        KeyError if that expert is not held.
-        """
+    def read_slab(self, layer: int, expert: int, kind: str) -> bytes:
+        """A copy of one held expert's bytes that leaves no file pages in memory. KeyError if it is not held."""
         with self._mutex:
-            for item, shard in self._shards.items():
-                if item.layer == layer and expert in item.experts:
-                    return shard.slab(layer, expert, kind)
-        raise KeyError(f"layer {layer}, expert {expert} is not held")
+            shard = self._shard_of(layer, expert)
+        return shard.read_slab(layer, expert, kind)
 
     def remove(self, item: ExpertRange) -> None:
         """Stop holding a range that was committed as such, and free its bytes. KeyError if it is not held."""
@@ -139,6 +134,12 @@ class SliceStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _shard_of(self, layer: int, expert: int) -> ShardFile:
+        for item, shard in self._shards.items():
+            if item.layer == layer and expert in item.experts:
+                return shard
+        raise KeyError(f"layer {layer}, expert {expert} is not held")
 
     def _incoming(self, layer: int, expert: int, kind: str) -> Path:
         return self.folder / "incoming" / f"{layer}-{expert}-{kind}.slab"
