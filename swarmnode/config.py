@@ -108,8 +108,6 @@ class ModelsConfig:
     """Most tokens of a prompt in one graph, as llama.cpp's default: larger costs memory, smaller costs speed."""
     kv_pad: int = 256
     """Attention looks at a multiple of this many KV cells, so that a graph serves 256 tokens before the next one."""
-    max_prefill_graphs: int = 96
-    """Cached graphs of full prompt chunks (about 8 MB of buffers each at n_embd 3072); the oldest are dropped."""
     max_prompt_chars: int = 8 * MIB
     """Longest text a chat template may give: 32 characters for each of the 262,144 tokens of a context."""
 

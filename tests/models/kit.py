@@ -49,11 +49,12 @@ class LocalModel:
 
 @contextmanager
 def open_local(
-    path: Path, *, n_ctx: int = 512, n_slots: int = 1, n_ubatch: int = 512
+    path: Path, *, n_ctx: int = 512, n_slots: int = 1, n_ubatch: int = 512, own_memory: bool = False
 ) -> Iterator[LocalModel]:
-    """Open a GGUF on the CPU with all experts bound."""
+    """Open a GGUF on the CPU with all experts bound; `own_memory`: treat the CPU as a device that shares none."""
     with ModelIndex.open(path) as index:
         device = open_device("CPU", 1)
+        device.is_host = not own_memory
         bank = ExpertBank(device)
         for layer, layout in index.expert_layers.items():
             stacked = {kind: index.data(f"blk.{layer}.{kind}.weight") for kind in layout.kinds}
@@ -71,11 +72,17 @@ def open_local(
 
 @contextmanager
 def open_tiny(
-    folder: Path, tiny: TinyModel = SMALL, *, n_ctx: int = 512, n_slots: int = 1, n_ubatch: int = 512
+    folder: Path,
+    tiny: TinyModel = SMALL,
+    *,
+    n_ctx: int = 512,
+    n_slots: int = 1,
+    n_ubatch: int = 512,
+    own_memory: bool = False,
 ) -> Iterator[LocalModel]:
     """Write a tiny random model and open it."""
     path = write_tiny_gguf(folder / "tiny.gguf", tiny)
-    with open_local(path, n_ctx=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch) as local:
+    with open_local(path, n_ctx=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch, own_memory=own_memory) as local:
         yield local
 
 

@@ -119,6 +119,13 @@ def test_slots_do_not_see_each_other_even_interleaved(local: LocalModel) -> None
             np.testing.assert_array_equal(end.value.value, expected)
 
 
+def test_a_device_with_memory_of_its_own_gives_the_same(folder: Path, local: LocalModel) -> None:
+    with open_tiny(folder, own_memory=True) as accelerated:
+        for tokens in (TOKENS[:12], TOKENS[12:13], TOKENS[13:]):
+            expected = local.run(tokens, all_logits=True)
+            np.testing.assert_array_equal(accelerated.run(tokens, all_logits=True), expected)
+
+
 # -- the cut
 
 
