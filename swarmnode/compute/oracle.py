@@ -153,7 +153,8 @@ def row_cosines(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> F64
     norm = np.sqrt(
         np.einsum("te,te->t", a, a, dtype=np.float64) * np.einsum("te,te->t", b, b, dtype=np.float64)
     )
-    cosines = np.zeros(a.shape[0], np.float64)
+    finite = np.isfinite(dot) & np.isfinite(norm)
+    cosines = np.where(finite, 0.0, -1.0)
     cosines[~a.any(axis=1) & ~b.any(axis=1)] = 1.0
-    np.divide(dot, norm, out=cosines, where=norm > 0)
-    return np.where(np.isfinite(dot) & np.isfinite(norm), cosines, -1.0)
+    np.divide(dot, norm, out=cosines, where=finite & (norm > 0))
+    return cosines

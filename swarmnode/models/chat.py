@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from swarmnode.config import ModelsConfig
 from swarmnode.errors import ModelFileError, UsageError
+from swarmnode.models.tokenizer import Tokenizer
 
 #: What a template may raise when a message lacks a field or has another type than it expects.
 _RENDER_ERRORS = (
@@ -87,6 +88,17 @@ class ChatTemplate:
         except _RENDER_ERRORS as error:
             raise UsageError(f"the model's chat template refuses these messages: {error}") from error
         return "".join(pieces)
+
+
+def template_of(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template that a GGUF carries (`tokenizer.chat_template`), None if it has none; ModelFileError if broken."""
+    source = metadata.get("tokenizer.chat_template")
+    if not isinstance(source, str):
+        return None
+    bos, eos = (
+        "" if token is None else tokenizer.token_text(token) for token in (tokenizer.bos_id, tokenizer.eos_id)
+    )
+    return ChatTemplate(source, bos_token=bos, eos_token=eos)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from functools import partial
 
@@ -12,13 +13,46 @@ from swarmnode.net.transport import StreamHandler
 BACKLOG = 128
 
 
+class TcpStream(trio.abc.Stream):
+    """A connected socket that can also send without waiting (net.transport.SendsNow)."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """See trio.abc.SendStream."""
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See trio.abc.SendStream."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """See trio.abc.ReceiveStream."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """See trio.abc.AsyncResource."""
+        await self._stream.aclose()
+
+    def send_now(self, data: bytes | bytearray | memoryview) -> int:
+        """See SendsNow. trio has no call for it; the descriptor is its own, and it is non-blocking."""
+        descriptor = self._stream.socket.fileno()
+        if descriptor < 0 or os.name != "posix":
+            return 0
+        try:
+            return os.write(descriptor, data)
+        except OSError:
+            return 0
+
+
 class TcpTransport:
     """The default transport. trio's SocketStream sets TCP_NODELAY (both for dialled and accepted sockets) and
     TCP_NOTSENT_LOWAT = 16 KiB, which keeps the kernel's queue short."""
 
-    async def connect(self, host: str, port: int) -> trio.SocketStream:
+    async def connect(self, host: str, port: int) -> TcpStream:
         """See Transport."""
-        return await trio.open_tcp_stream(host, port)
+        return TcpStream(await trio.open_tcp_stream(host, port))
 
     async def listen(
         self,
@@ -42,6 +76,6 @@ async def _accepted(handler: StreamHandler, stream: trio.SocketStream) -> None:
         await trio.aclose_forcefully(stream)
         return
     if stream.socket.family in (socket.AF_INET, socket.AF_INET6):
-        await handler(stream, peer[0])
+        await handler(TcpStream(stream), peer[0])
     else:
-        await handler(stream, str(peer))
+        await handler(TcpStream(stream), str(peer))

@@ -11,6 +11,15 @@ StreamHandler: TypeAlias = Callable[[trio.abc.Stream, str], Awaitable[None]]
 """Called in its own task with an accepted stream and the address (without port) it came from. Must not raise."""
 
 
+class SendsNow(Protocol):
+    """A stream that can also send without waiting. It saves the writer task a wake-up, a fifth of a short round trip."""
+
+    def send_now(self, data: bytes | bytearray | memoryview) -> int:
+        """Hand over what fits at once, 0 bytes if nothing does; never while a `send_all` is under way. Does not raise:
+        a broken stream takes 0 bytes, and the next `send_all` says so."""
+        ...
+
+
 class Transport(Protocol):
     """Opens and accepts streams. Knows nothing of keys: what goes through it is sealed end to end."""
 

@@ -38,8 +38,8 @@ def choose_scarcest(
     """Runs of the least replicated experts whose bytes sum to at most `budget_bytes`.
 
     `counts` (layer, expert) -> replicas; `expert_bytes` layer -> bytes of one expert. Ties between equally scarce
-    runs are broken by a hash of `seed` (the joining node's id) and the run, so that nodes asking at one moment do not all
-    want the same. A last run is cut to what still fits. Empty when not even one expert fits.
+    runs are broken by a hash of `seed` (the joining node's id) and the run, so that nodes asking at one moment do
+    not all want the same. A last run is cut to what still fits. Empty when not even one expert fits.
     """
     runs = _runs(counts, run)
 

@@ -28,7 +28,7 @@ _CACHE_FORMAT = "1"
 def build_manifest(
     index: ModelIndex, progress: Progress | None = None, n_threads: int | None = None
 ) -> Manifest:
-    """Hash the whole model (1.5 GB/s a core with SHA instructions). Blocks; `n_threads` defaults to the cores
+    """Hash the whole model, every byte once. Blocks; `n_threads` defaults to the cores
     there are.
 
     What `progress` raises ends the work and is raised again. UnsupportedModelError if a cap of the manifest

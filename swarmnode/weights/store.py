@@ -154,15 +154,15 @@ class SliceStore:
                 self._take_in(path)
 
     def _take_in(self, path: Path) -> None:
-        item = self._sound_range(path)
-        if item is None:
+        found = self._sound_shard(path)
+        if found is None:
             log.warning("%s is damaged or not of this model: deleted", path)
             path.unlink()
         else:
-            self._shards[item] = ShardFile(path)
+            self._shards[found[0]] = found[1]
 
-    def _sound_range(self, path: Path) -> ExpertRange | None:
-        """The range a file of this folder holds, or None if anything about it is wrong."""
+    def _sound_shard(self, path: Path) -> tuple[ExpertRange, ShardFile] | None:
+        """A file of this folder and the range it holds, or None if anything about it is wrong."""
         try:
             shard = ShardFile(path)
         except (ModelFileError, UnsupportedModelError):
@@ -171,10 +171,9 @@ class SliceStore:
             return None
         layer, experts = next(iter(shard.experts.items()))
         item = ExpertRange(layer, experts[0], len(experts))
-        sound = (
-            experts == tuple(item.experts) and path.name == shard_name(item) and shard.verify(self._manifest)
-        )
-        return item if sound and not any(_overlap(held, item) for held in self._shards) else None
+        in_place = experts == tuple(item.experts) and path.name == shard_name(item)
+        free = not any(_overlap(held, item) for held in self._shards)
+        return (item, shard) if in_place and free and shard.verify(self._manifest) else None
 
 
 def _overlap(a: ExpertRange, b: ExpertRange) -> bool:

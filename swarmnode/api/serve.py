@@ -1,0 +1,45 @@
+"""Runs the application on Hypercorn's trio worker."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve as hypercorn_serve
+from starlette.applications import Starlette
+
+log = logging.getLogger(__name__)
+
+
+async def run(
+    app: Starlette,
+    listener: trio.SocketListener,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` on a listening socket until cancelled.
+
+    The socket is bound by the caller: a port that is taken is then an error before anything is loaded, and port 0
+    can be asked for.
+    """
+    config = HypercornConfig()
+    config.bind = [f"fd://{listener.socket.fileno()}"]
+    config.accesslog = None
+    config.errorlog = log
+    config.graceful_timeout = 1.0
+    config.keep_alive_timeout = 30.0
+    config.include_server_header = False
+    # Starlette's and Hypercorn's types of the same ASGI callable differ.
+    await hypercorn_serve(cast(Any, app), config, shutdown_trigger=trio.sleep_forever, task_status=_Started(task_status))
+
+
+class _Started:
+    """Hypercorn reports its binds; our callers only wait for the start."""
+
+    def __init__(self, inner: trio.TaskStatus[None]) -> None:
+        self._inner = inner
+
+    def started(self, binds: list[str] | None = None) -> None:
+        self._inner.started()

@@ -1,0 +1,51 @@
+"""The command line: one file per verb, loaded when asked for. The only place that prints."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from swarmnode import __version__
+
+VERBS = {
+    "backbone": "Serve a model: dense path, gate and the fallback replica of every expert.",
+    "demo": "Run a whole swarm on this machine and check that its answer is right.",
+    "doctor": "Say what this machine can do and what is wrong with it.",
+    "generate": "Continue a prompt with a running backbone.",
+    "identity": "Show this node's identity.",
+    "inspect": "Show what a GGUF file holds: layers, experts, bytes.",
+    "join": "Lend memory and compute to a swarm: hold a few experts.",
+    "shard": "Cut experts out of a GGUF into a small valid GGUF.",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a verb's module when it is needed, so that `--help` and light verbs start at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"swarmnode.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(VERBS.items()))
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="swarmnode")
+def main(**_: Any) -> None:
+    """Serve a large Mixture-of-Experts model from devices none of which could hold it.
+
+    \b
+    Example: swarmnode backbone
+             swarmnode join --budget 300MB --bootstrap swarm://ID@host:4790
+             swarmnode generate "Once upon a time"
+    """

@@ -1,0 +1,5 @@
+"""`python -m swarmnode.cli`."""
+
+from swarmnode.cli import main
+
+main()

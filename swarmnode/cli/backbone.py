@@ -1,0 +1,133 @@
+"""`swarmnode backbone`: serve a model."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+import trio
+
+from swarmnode.cli.common import (
+    DEFAULT_API,
+    DEFAULT_SWARM_PORT,
+    bootstrap_option,
+    clear_errors,
+    compute_options,
+    config_of,
+    folders_of,
+    home_option,
+    network_option,
+    parse_host_port,
+    peers_of,
+    say,
+    set_up_logging,
+    verbose_option,
+)
+from swarmnode.cli.progress import Progress
+from swarmnode.cli.sizes import format_bytes
+from swarmnode.node import BackboneOptions, run_backbone
+from swarmnode.services.remote_experts import EXACT, WireForm
+from swarmnode.services.reports import BackboneEvent, Connecting, Hashing, Ready, Waiting
+
+
+@click.command("backbone")
+@click.option(
+    "--model", help="A GGUF file (any part of a split one) or a known name; default: the bundled model."
+)
+@click.option(
+    "--listen", default=f"127.0.0.1:{DEFAULT_SWARM_PORT}", show_default=True, help="Where workers dial."
+)
+@click.option(
+    "--api", default=DEFAULT_API, show_default=True, help="Where the HTTP API listens (loopback only)."
+)
+@bootstrap_option
+@click.option(
+    "--context", type=click.IntRange(1), default=4096, show_default=True, help="Tokens a conversation holds."
+)
+@click.option(
+    "--slots", type=click.IntRange(1, 64), default=2, show_default=True, help="Conversations at a time."
+)
+@click.option(
+    "--exact", is_flag=True, help="f32 rows, one row back per expert: bit-equal, up to 16 times the bytes."
+)
+@click.option(
+    "--deadline-ms", type=click.IntRange(1, 60_000), help="Longest wait for one layer's remote rows."
+)
+@compute_options
+@network_option
+@home_option
+@verbose_option
+@clear_errors
+def command(
+    model: str | None,
+    listen: str,
+    api: str,
+    bootstrap: tuple[str, ...],
+    context: int,
+    slots: int,
+    exact: bool,
+    deadline_ms: int | None,
+    device: str | None,
+    threads: int,
+    network: str,
+    home: Path | None,
+    verbose: int,
+) -> None:
+    """Serve a model: the dense path, the gate, and every expert that no worker answers for.
+
+    \b
+    Example: swarmnode backbone --model model-00001-of-00003.gguf --listen 0.0.0.0:4790
+    """
+    set_up_logging(verbose)
+    folders = folders_of(home)
+    options = BackboneOptions(
+        folders=folders,
+        network=network,
+        bootstrap=peers_of(bootstrap, folders),
+        listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
+        device=device,
+        config=config_of(threads, deadline_ms),
+        model=model,
+        api=parse_host_port(api, 8790),
+        form=EXACT if exact else WireForm(),
+        n_ctx=context,
+        n_slots=slots,
+    )
+    trio.run(partial(run_backbone, options, _Face().show))
+
+
+class _Face:
+    """Turns events into lines."""
+
+    def __init__(self) -> None:
+        self._hashing = Progress("hashing the model")
+
+    def show(self, event: BackboneEvent) -> None:
+        match event:
+            case Hashing():
+                self._hashing.update(event.done_bytes, event.total_bytes)
+            case Ready():
+                self._hashing.close()
+                self._ready(event)
+            case Connecting():
+                say(f"dialling {event.address}")
+            case Waiting():
+                say(f"waiting {event.delay_s:.1f} s: {event.reason}")
+
+    def _ready(self, event: Ready) -> None:
+        manifest = event.manifest
+        experts = sum(layer.layout.n_expert for layer in manifest.layers.values())
+        routed = sum(layer.layout.n_expert * layer.layout.expert_bytes for layer in manifest.layers.values())
+        say(
+            f"model {manifest.name}: {experts} experts, {format_bytes(routed)}, id {manifest.model_id.hex()[:16]}"
+        )
+        say(
+            f"device {event.device.name} ({event.device.description}), state {format_bytes(event.state_bytes)}"
+        )
+        for address in event.addresses:
+            say(f"swarm {address}")
+        say(f"api {event.api_url}")
+        say("Workers join with: swarmnode join --budget 300MB --bootstrap ADDRESS  (the line after `swarm`)")
+        if any(address.host in ("0.0.0.0", "::") for address in event.addresses):
+            say("In ADDRESS write this machine's name or address instead of 0.0.0.0 or [::].")

@@ -1,0 +1,159 @@
+"""What verbs share: options, the exit codes, and turning errors into one clear line.
+
+Exit codes: 0 all went well; 1 something failed (the line says what and what to do); 2 wrong usage (click's own);
+130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from swarmnode.config import Config, Folders
+from swarmnode.errors import SwarmError
+from swarmnode.net.address import PeerAddress
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_SWARM_PORT = 4790
+DEFAULT_API = "127.0.0.1:8790"
+
+
+def say(text: str = "") -> None:
+    """Print a line for the person, at once even into a pipe."""
+    click.echo(text)
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Print a line about a problem to standard error."""
+    click.echo(text, err=True)
+
+
+def home_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--home DIR`: where the key and the slices live (default: the platform's folders)."""
+    return click.option(
+        "--home",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar="SWARMNODE_HOME",
+        help="Folder for key and slices; each node on a machine needs its own.",
+    )(function)
+
+
+def network_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--network NAME`: nodes of different networks never talk."""
+    return click.option(
+        "--network",
+        default="public",
+        show_default=True,
+        help="Name of the network; others are not talked to.",
+    )(function)
+
+
+def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`-v`: log to standard error."""
+    return click.option("-v", "--verbose", count=True, help="Log more (-vv: everything).")(function)
+
+
+def set_up_logging(verbose: int) -> None:
+    """Warnings by default; -v information, -vv everything. To standard error."""
+    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbose, 2)]
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
+    )
+
+
+def folders_of(home: Path | None) -> Folders:
+    """The node's folders under `--home`, or the platform's."""
+    return Folders.under(home)
+
+
+def clear_errors(function: Callable[P, T]) -> Callable[P, T]:
+    """Turn SwarmError into one line and exit code 1, Ctrl-C into 130, a closed pipe into silence."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except SwarmError as error:
+            complain(f"swarmnode: {error}")
+            sys.exit(1)
+        except BaseExceptionGroup as group:
+            errors = group.split(SwarmError)
+            if errors[0] is not None and errors[1] is None:
+                complain(f"swarmnode: {_leaf(errors[0])}")
+                sys.exit(1)
+            if group.split(KeyboardInterrupt)[1] is None:
+                sys.exit(130)
+            raise
+        except KeyboardInterrupt:
+            sys.exit(130)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+
+    return wrapper
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def parse_host_port(text: str, default_port: int) -> tuple[str, int]:
+    """Host and port of "host:port", "host", ":port" or "[v6]:port"; raises click.BadParameter."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if not port:
+        return host or "127.0.0.1", default_port
+    if not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r}: write HOST:PORT, for example 0.0.0.0:{default_port}")
+    return host or "127.0.0.1", int(port)
+
+
+def bootstrap_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--bootstrap ADDRESS|FILE`, several times."""
+    return click.option(
+        "--bootstrap",
+        multiple=True,
+        metavar="ADDRESS|FILE",
+        help="swarm://NODEID@HOST:PORT, or a file of such lines; may be given several times.",
+    )(function)
+
+
+def compute_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--device NAME` and `--threads N`."""
+    function = click.option("--device", help="ggml device; default: the best (see `swarmnode doctor`).")(
+        function
+    )
+    return click.option(
+        "--threads", type=click.IntRange(0, 512), default=0, show_default="all cores", help="CPU threads."
+    )(function)
+
+
+def peers_of(bootstrap: Sequence[str], folders: Folders) -> tuple[PeerAddress, ...]:
+    """The peers given, or those of SWARMNODE_BOOTSTRAP, or of the settings folder's peers.txt."""
+    return tuple(PeerAddress.parse(text) for text in bootstrap)
+
+
+def config_of(threads: int, deadline_ms: int | None) -> Config:
+    """The defaults with what was given on the command line."""
+    config = Config()
+    dispatch = config.dispatch
+    if deadline_ms is not None:
+        dispatch = replace(dispatch, deadline_s=deadline_ms / 1e3)
+    return replace(config, compute=replace(config.compute, n_threads=threads), dispatch=dispatch)

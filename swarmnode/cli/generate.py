@@ -1,0 +1,117 @@
+"""`swarmnode generate`: continue a prompt with a running backbone, streamed, with a line of what the swarm did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import httpx
+
+from swarmnode.cli.common import DEFAULT_API, clear_errors, complain
+from swarmnode.cli.sizes import format_bytes
+from swarmnode.errors import ConnectionLostError, UsageError
+
+
+@click.command("generate")
+@click.argument("prompt")
+@click.option(
+    "--api", "api", default=DEFAULT_API, show_default=True, help="Where the backbone's API listens."
+)
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."
+)
+@click.option("--top-k", type=int, help="Sample from the k likeliest tokens.")
+@click.option("--top-p", type=float, help="Sample from the likeliest tokens of this total probability.")
+@click.option("--min-p", type=float, help="Drop tokens less likely than this part of the likeliest.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--chat", is_flag=True, help="Put the prompt as a question through the chat template.")
+@click.option("--quiet", is_flag=True, help="Only the text: no line about the swarm.")
+@clear_errors
+def command(
+    prompt: str, api: str, max_tokens: int, chat: bool, quiet: bool, **sampling: float | None
+) -> None:
+    """Continue PROMPT with a running backbone ("-" reads it from standard input).
+
+    \b
+    Example: swarmnode generate "It was a cold morning" --max-tokens 64
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    body: dict[str, Any] = {"max_tokens": max_tokens, "stream": True}
+    body |= {name: value for name, value in sampling.items() if value is not None}
+    body |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    swarm: dict[str, Any] = {}
+    for piece in stream_completion(api, body, chat=chat):
+        swarm = piece.get("swarm", swarm)
+        click.echo(piece_text(piece), nl=False)
+        sys.stdout.flush()
+    click.echo()
+    if not quiet:
+        complain(swarm_line(swarm))
+
+
+def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator[dict[str, Any]]:
+    """The JSON pieces of a streamed answer; raises UsageError or ConnectionLostError with what to do."""
+    base = api if api.startswith("http") else f"http://{api}"
+    url = f"{base}/v1/{'chat/' if chat else ''}completions"
+    timeout = httpx.Timeout(10.0, read=None)  # prefill of a long prompt may take minutes
+    try:
+        with (
+            httpx.Client(timeout=timeout, trust_env=False) as client,
+            client.stream("POST", url, json=body) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                raise UsageError(_error_message(response))
+            yield from _pieces(response)
+    except httpx.ConnectError as error:
+        raise ConnectionLostError(
+            f"no backbone answers at {base} ({error}); start one with `swarmnode backbone`, or give --api"
+        ) from error
+    except httpx.HTTPError as error:
+        raise ConnectionLostError(f"the answer of {base} broke off: {error}") from error
+
+
+def _pieces(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    done = False
+    for line in response.iter_lines():
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            done = True
+        elif line.startswith("data: "):
+            piece = json.loads(data)
+            if "error" in piece:
+                raise UsageError(piece["error"]["message"])
+            yield piece
+    if not done:
+        raise ConnectionLostError("the answer broke off: the backbone was stopped")
+
+
+def _error_message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the backbone answered {response.status_code}"
+
+
+def piece_text(piece: dict[str, Any]) -> str:
+    """The text of one streamed piece, of either route."""
+    choices = piece.get("choices") or [{}]
+    return choices[0].get("text") or choices[0].get("delta", {}).get("content") or ""
+
+
+def swarm_line(swarm: dict[str, Any]) -> str:
+    """One line about who computed the answer."""
+    if not swarm or not swarm.get("pairs"):
+        return "swarm: nothing was computed"
+    line = (
+        f"swarm: {swarm['share_remote']:.0%} of {swarm['pairs']} expert rows remote, "
+        f"{swarm['pairs_fallback']} replaced by the local copy"
+    )
+    for name, worker in swarm["workers"].items():
+        sent, received = format_bytes(worker["bytes_out"]), format_bytes(worker["bytes_in"])
+        line += f" | {name}: {worker['pairs']} rows, {sent} out, {received} in"
+    return line

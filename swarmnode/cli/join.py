@@ -1,0 +1,124 @@
+"""`swarmnode join`: lend memory and compute."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+import trio
+
+from swarmnode.cli.common import (
+    DEFAULT_SWARM_PORT,
+    bootstrap_option,
+    clear_errors,
+    compute_options,
+    config_of,
+    folders_of,
+    home_option,
+    network_option,
+    parse_host_port,
+    peers_of,
+    say,
+    set_up_logging,
+    verbose_option,
+)
+from swarmnode.cli.progress import Progress
+from swarmnode.cli.sizes import ByteSize, format_bytes
+from swarmnode.errors import UsageError
+from swarmnode.node import WorkerOptions, run_worker
+from swarmnode.services.reports import (
+    Connecting,
+    Fetched,
+    JoinEvent,
+    Listening,
+    Planned,
+    Serving,
+    Tested,
+    Waiting,
+)
+
+
+@click.command("join")
+@click.option("--budget", type=ByteSize(), required=True, help="Most memory for experts: 300MB, 1.5GiB ...")
+@bootstrap_option
+@click.option("--listen", help="Also let backbones dial this node, HOST:PORT.")
+@compute_options
+@network_option
+@home_option
+@verbose_option
+@clear_errors
+def command(
+    budget: int,
+    bootstrap: tuple[str, ...],
+    listen: str | None,
+    device: str | None,
+    threads: int,
+    network: str,
+    home: Path | None,
+    verbose: int,
+) -> None:
+    """Hold the scarcest experts that fit the budget, and compute them for a backbone.
+
+    \b
+    Example: swarmnode join --budget 300MB --bootstrap swarm://NODEID@192.168.1.5:4790
+    """
+    set_up_logging(verbose)
+    folders = folders_of(home)
+    peers = peers_of(bootstrap, folders)
+    if not peers and listen is None:
+        raise UsageError(
+            "no peer is known: give --bootstrap swarm://NODEID@HOST:PORT (a backbone prints its address), "
+            f"set SWARMNODE_BOOTSTRAP, or write a list into {folders.settings / 'peers.txt'}"
+        )
+    options = WorkerOptions(
+        folders=folders,
+        network=network,
+        bootstrap=peers,
+        listen=None if listen is None else parse_host_port(listen, DEFAULT_SWARM_PORT),
+        device=device,
+        config=config_of(threads, None),
+        budget_bytes=budget,
+    )
+    trio.run(partial(run_worker, options, _Face().show))
+
+
+class _Face:
+    """Turns events into lines."""
+
+    def __init__(self) -> None:
+        self._download = Progress("downloading experts")
+
+    def show(self, event: JoinEvent) -> None:
+        match event:
+            case Connecting():
+                say(f"dialling {event.address}")
+            case Waiting():
+                self._download.close()
+                say(f"waiting {event.delay_s:.1f} s: {event.reason}")
+            case Listening():
+                for address in event.addresses:
+                    say(f"listening {address}")
+            case Planned():
+                say(
+                    f"holding {event.kept_experts + event.new_experts} experts of {event.model_name} "
+                    f"({format_bytes(event.total_bytes)}); to download: {event.new_experts} "
+                    f"({format_bytes(event.fetch_bytes)})"
+                )
+            case Fetched():
+                self._download.update(event.done_bytes, event.total_bytes)
+            case Tested():
+                self._download.close()
+                self._tested(event)
+            case Serving():
+                say(
+                    f"serving {event.backbone}: {event.n_experts} experts, {format_bytes(event.held_bytes)}, "
+                    f"up to {event.max_rows} rows at once on {event.device}"
+                )
+
+    def _tested(self, event: Tested) -> None:
+        worst = min(event.report.results, key=lambda result: result.min_cosine)
+        say(
+            f"self-test: {len(event.report.results)} checks, lowest cosine {worst.min_cosine:.6f} "
+            f"({worst.weights}, width {worst.width}, against {worst.reference})"
+        )

@@ -1,0 +1,58 @@
+"""Progress of long work: a bar on a terminal, a plain line every tenth elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as RichProgress
+
+from swarmnode.cli.common import say
+from swarmnode.cli.sizes import format_bytes
+
+
+class Progress:
+    """One piece of long work, counted in bytes. Shows nothing until the first update."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._tenths = 0
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        """Bytes done so far, out of how many."""
+        if sys.stdout.isatty():
+            self._update_bar(done_bytes, total_bytes)
+            return
+        tenths = 10 * done_bytes // max(1, total_bytes)
+        if tenths > self._tenths:
+            self._tenths = tenths
+            say(f"{self._what}: {10 * tenths} % of {format_bytes(total_bytes)}")
+
+    def close(self) -> None:
+        """Leave the bar as it is and go on printing below it."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _update_bar(self, done_bytes: int, total_bytes: int) -> None:
+        if self._bar is None:
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self._what, total=total_bytes)
+        if self._task is not None:
+            self._bar.update(self._task, completed=done_bytes, total=total_bytes)

@@ -1,0 +1,158 @@
+"""Generation: sequences take slots, steps take turns, each step is one forward pass through model and swarm.
+
+A step is one token of one sequence (or one chunk of its prompt). Steps of several sequences alternate fairly; inside a
+step the compute thread and the sockets work at the same time (services/remote_experts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from swarmnode.compute.bank import ExpertBank
+from swarmnode.errors import ContextFullError, UsageError
+from swarmnode.models.base import Model
+from swarmnode.models.sampling import Sampler, SamplingParams
+from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
+from swarmnode.services.account import Account
+from swarmnode.services.compute_gate import Compute
+from swarmnode.services.forward import ForwardPass, RemoteLayer
+from swarmnode.services.members import Members
+from swarmnode.services.remote_experts import RemoteExperts
+
+F32: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """What to generate. `tokens` are the prompt's ids; `stop_ids` end the answer and are not part of it."""
+
+    tokens: Sequence[int]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One new token: its id, the text that became complete with it, and the account so far."""
+
+    token: int
+    text: str
+    account: Account
+
+
+@dataclass(frozen=True)
+class DoneEvent:
+    """The end: `finish_reason` is "stop" (an end token) or "length" (max_tokens or context)."""
+
+    finish_reason: str
+    text: str
+    """Text still held back by the streaming decoder (an incomplete character is replaced)."""
+    prompt_tokens: int
+    new_tokens: int
+    account: Account
+
+
+class Engine:
+    """Owns the model's slots and runs the steps. One per backbone."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        bank: ExpertBank,
+        compute: Compute,
+        members: Members,
+        remote: RemoteExperts,
+        *,
+        n_slots: int,
+        chunk_tokens: int,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._bank = bank
+        self._compute = compute
+        self._members = members
+        self._remote = remote
+        self._chunk_tokens = chunk_tokens
+        self._turn = trio.Lock()  # trio's lock is fair: steps of waiting sequences alternate
+        self._free_send, self._free_receive = trio.open_memory_channel[int](n_slots)
+        for slot in range(n_slots):
+            self._free_send.send_nowait(slot)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | DoneEvent]:
+        """Generate token by token; the last event is a DoneEvent.
+
+        Raises UsageError for an empty prompt and ContextFullError when prompt and answer cannot fit the context.
+        Closing the iterator (or cancelling its task) frees the slot at once.
+        """
+        self.check(request)
+        async with self._slot() as slot:
+            account = Account()
+            sampler = Sampler(request.sampling)
+            decoder = StreamDecoder(self.tokenizer)
+            logits = await self._prefill(slot, request.tokens, account)
+            new_tokens = 0
+            reason = "length"
+            while new_tokens < request.max_tokens:
+                token = sampler.sample(logits[-1])
+                if token in request.stop_ids:
+                    reason = "stop"
+                    break
+                new_tokens += 1
+                yield TokenEvent(token, decoder.push(token), account)
+                if new_tokens < request.max_tokens:
+                    logits = await self.step(slot, [token], account)
+            yield DoneEvent(reason, decoder.finish(), len(request.tokens), new_tokens, account)
+
+    async def step(
+        self, slot: int, tokens: Sequence[int], account: Account, *, all_logits: bool = False
+    ) -> F32:
+        """Run one forward pass of a slot; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`)."""
+        async with self._turn:
+            forward = ForwardPass(self.model, self._bank, slot, tokens, all_logits=all_logits)
+            routing, workers = self._members.routing()
+            result = await self._compute.run(partial(forward.advance, routing))
+            while isinstance(result, RemoteLayer):
+                finish = await self._remote.layer(result, workers, account)
+                routing, workers = self._members.routing()
+                result = await self._compute.run(partial(forward.advance, routing, finish))
+            account.pairs += forward.pairs
+            account.layers += self.model.n_layer
+            return result
+
+    async def _prefill(self, slot: int, tokens: Sequence[int], account: Account) -> F32:
+        logits = None
+        for start in range(0, len(tokens), self._chunk_tokens):
+            logits = await self.step(slot, tokens[start : start + self._chunk_tokens], account)
+        assert logits is not None  # check refused an empty prompt
+        return logits
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise what `generate` would raise at once: UsageError (empty prompt), ContextFullError (too long)."""
+        if not request.tokens:
+            raise UsageError("the prompt is empty: give at least one token")
+        needed = len(request.tokens) + request.max_tokens
+        if needed > self.model.n_ctx:
+            raise ContextFullError(
+                f"prompt ({len(request.tokens)} tokens) and answer ({request.max_tokens}) need {needed} tokens, but "
+                f"the context holds {self.model.n_ctx}: shorten one of them or give the backbone a larger --context"
+            )
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[int]:
+        slot = await self._free_receive.receive()
+        try:
+            # A slot is reset when taken, not when left: a cancelled forward pass leaves its state half written.
+            await self._compute.run(lambda: self.model.reset(slot))
+            yield slot
+        finally:
+            self._free_send.send_nowait(slot)

@@ -1,0 +1,117 @@
+"""One forward pass, cut where rows have to travel. Runs on the compute thread; knows no trio and no sockets.
+
+`ForwardPass.advance` runs the model until a layer needs other nodes (`RemoteLayer`) or the logits are there. Layers
+whose experts are all local never leave the compute thread, so a swarm of nobody costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.compute.bank import ExpertBank
+from swarmnode.models.base import ExpertCall, Model
+from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, plan_layer
+
+F32: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RemoteLayer:
+    """A layer some of whose pairs belong to workers."""
+
+    call: ExpertCall
+    plan: DispatchPlan
+
+
+@dataclass
+class Combiner:
+    """Collects the parts of one layer and sums them.
+
+    `experts` form: unweighted rows per pair, summed over k in k order: bit-equal to the local graph.
+    `partial` form: one weighted sum per row and party, added in the order of arrival here: equal to the local result
+    up to float32 rounding of the regrouped sum.
+    """
+
+    call: ExpertCall
+    exact: bool
+    _pairs: F32 = field(init=False)
+    _sums: list[tuple[npt.NDArray[np.int64], F32]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        n_rows, k = self.call.ids.shape
+        if self.exact:
+            self._pairs = np.empty((n_rows * k, self.call.rows.shape[1]), np.float32)
+
+    def add(self, share: Share, values: F32) -> None:
+        """Take the result for a share: f32 [P, n_embd] in the `experts` form, f32 [R, n_embd] in `partial`."""
+        if self.exact:
+            self._pairs[share.flat] = values
+        else:
+            self._sums.append((share.rows, values))
+
+    def result(self) -> F32:
+        """The layer's routed output, f32 [T, n_embd]. Every pair must have been added."""
+        n_rows, k = self.call.ids.shape
+        if self.exact:
+            weighted = self._pairs.reshape(n_rows, k, -1)
+            weighted *= self.call.weights[:, :, None]
+            total: F32 = weighted[:, 0].copy()
+            for i in range(1, k):
+                total += weighted[:, i]
+            return total
+        total = np.zeros_like(self.call.rows)
+        for rows, values in self._sums:
+            total[rows] += values
+        return total
+
+
+def share_weights(call: ExpertCall, share: Share) -> F32:
+    """The gate's weights of a share's pairs, f32 [P]."""
+    return call.weights.ravel()[share.flat]
+
+
+def compute_share(bank: ExpertBank, call: ExpertCall, share: Share, exact: bool) -> F32:
+    """Compute a share on the local replica: f32 [P, n_embd] (`experts`) or f32 [R, n_embd] (`partial`)."""
+    rows = np.ascontiguousarray(call.rows[share.rows])
+    if exact:
+        return bank.experts(call.layer, rows, share.pair_row, share.pair_expert)
+    return bank.partial(call.layer, rows, share.pair_row, share.pair_expert, share_weights(call, share))
+
+
+class ForwardPass:
+    """One `Model.forward` in progress."""
+
+    def __init__(
+        self, model: Model, bank: ExpertBank, slot: int, tokens: Sequence[int], *, all_logits: bool = False
+    ) -> None:
+        self._bank = bank
+        self._steps: Generator[ExpertCall, F32, F32] = model.forward(slot, tokens, all_logits=all_logits)
+        self.pairs = 0
+        """Pairs of row and expert in all layers so far."""
+
+    def advance(self, routing: Routing, finish: Callable[[], F32] | None = None) -> RemoteLayer | F32:
+        """Go on to the next layer that needs a worker, or to the logits f32 [1 or T, n_vocab].
+
+        `routing` is a snapshot taken on the trio side right before: Members must not be touched from this thread.
+        `finish` makes the routed output, f32 [T, n_embd], of the RemoteLayer returned before; None on the first call.
+        """
+        try:
+            call = next(self._steps) if finish is None else self._steps.send(finish())
+            while True:
+                self.pairs += call.ids.size
+                plan = plan_layer(routing, call.layer, call.ids)
+                if plan is not None:
+                    return RemoteLayer(call, plan)
+                call = self._steps.send(self._bank.moe(call.layer, call.rows, call.ids, call.weights))
+        except StopIteration as end:
+            logits: F32 = end.value
+            return logits
+
+    def close(self) -> None:
+        """Abandon the pass (the slot's state is then unusable until reset)."""
+        self._steps.close()

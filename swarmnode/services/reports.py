@@ -1,0 +1,93 @@
+"""What a node tells the person who started it, as events; the command line decides how they look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarmnode.compute.devices import DeviceInfo
+from swarmnode.compute.self_test import SelfTestReport
+from swarmnode.net.address import PeerAddress
+from swarmnode.weights.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Connecting:
+    """Dialling a peer."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """No peer could be reached or the connection was lost; trying again after `delay_s`."""
+
+    reason: str
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What will be held: experts already on disk, and those to fetch."""
+
+    model_name: str
+    kept_experts: int
+    new_experts: int
+    total_bytes: int
+    fetch_bytes: int
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Bytes fetched so far in this session."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The self-test's table, passed."""
+
+    report: SelfTestReport
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Announced to a backbone: rows may come now."""
+
+    backbone: str
+    n_experts: int
+    held_bytes: int
+    max_rows: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Nodes may dial these addresses."""
+
+    addresses: tuple[PeerAddress, ...]
+
+
+@dataclass(frozen=True)
+class Hashing:
+    """The manifest is being made: bytes hashed so far."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A backbone serves."""
+
+    manifest: Manifest
+    state_bytes: int
+    device: DeviceInfo
+    addresses: tuple[PeerAddress, ...]
+    api_url: str
+
+
+JoinEvent: TypeAlias = Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving
+BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready

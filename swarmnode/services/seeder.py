@@ -1,0 +1,164 @@
+"""What a backbone does for those who join: names its model, hands out the manifest and slices, offers scarce experts.
+
+Who holds what comes from the workers' own announcements on this connection, and the offer is decided here by
+`schedule.placement`. Both will come from the gossiped market; this file is then the part that serves slices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.config import ServeConfig
+from swarmnode.errors import RequestRefusedError
+from swarmnode.identity import NodeId
+from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.schedule.placement import choose_scarcest, replica_counts
+from swarmnode.services.members import Members, Worker
+from swarmnode.weights.index import ModelIndex
+from swarmnode.weights.manifest import Manifest
+from swarmnode.weights.slices import ExpertRange, holdings_of
+from swarmnode.wire import messages
+from swarmnode.wire.messages import Message
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Lease:
+    """Experts offered to a node that is fetching them: they count as held until the lease lapses."""
+
+    holdings: Mapping[int, frozenset[int]]
+    until_s: float
+
+
+class Seeder:
+    """Handlers for joining workers. `on_worker` is called for every announcement (the prober starts there)."""
+
+    def __init__(
+        self,
+        index: ModelIndex,
+        manifest: Manifest,
+        members: Members,
+        config: ServeConfig,
+        on_worker: Callable[[Worker], None],
+    ) -> None:
+        self._index = index
+        self._manifest = manifest
+        self._model_id = manifest.model_id
+        self._encoded = manifest.encode()
+        self._members = members
+        self._config = config
+        self._on_worker = on_worker
+        self._leases: dict[NodeId, _Lease] = {}
+
+    @property
+    def handlers(self) -> Mapping[type[Message], Handler]:
+        """For the peer: the message types this service answers."""
+        return {
+            messages.ModelsGet: self._models,
+            messages.ManifestGet: self._manifest_get,
+            messages.Volunteer: self._volunteer,
+            messages.SliceGet: self._slice,
+            messages.Announce: self._announce,
+        }
+
+    async def _models(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        manifest = self._manifest
+        entry = messages.ModelEntry(
+            id=self._model_id,
+            name=manifest.name,
+            architecture=manifest.architecture,
+            n_layer=manifest.n_layer,
+            n_expert=manifest.n_expert,
+            expert_bytes=max(layer.layout.expert_bytes for layer in manifest.layers.values()),
+        )
+        return messages.Models(models=(entry,)), ()
+
+    async def _manifest_get(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        assert isinstance(message, messages.ManifestGet)
+        self._check_model(message.model)
+        return messages.ManifestReply(model=self._model_id), (self._encoded,)
+
+    async def _volunteer(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        """Offer the scarcest experts that fit beside what the node already holds."""
+        assert isinstance(message, messages.Volunteer)
+        self._check_model(message.model)
+        held = self._checked_holdings(message.held)
+        sizes = {number: layer.layout.expert_bytes for number, layer in self._manifest.layers.items()}
+        used_bytes = sum(sizes[number] * len(experts) for number, experts in held.items())
+        counts = replica_counts(
+            self._manifest.n_expert, tuple(self._manifest.layers), self._others(peer.node_id)
+        )
+        for number, experts in held.items():
+            for expert in experts:
+                del counts[number, expert]
+        left_bytes = max(0, message.budget_bytes - used_bytes)
+        ranges = choose_scarcest(counts, sizes, left_bytes, bytes(peer.node_id))
+        leased = {number: set(experts) for number, experts in held.items()}
+        for number, experts in holdings_of(ranges).items():
+            leased.setdefault(number, set()).update(experts)
+        self._leases[peer.node_id] = _Lease(
+            {number: frozenset(experts) for number, experts in leased.items()},
+            trio.current_time() + self._config.lease_s,
+        )
+        reply = messages.Ranges(
+            model=self._model_id,
+            ranges=tuple((item.layer, item.first, item.count) for item in ranges),
+            lease_s=int(self._config.lease_s),
+        )
+        return reply, ()
+
+    async def _slice(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        assert isinstance(message, messages.SliceGet)
+        self._check_model(message.model)
+        layer = self._manifest.layers.get(message.layer)
+        if layer is None or message.expert >= self._manifest.n_expert:
+            raise RequestRefusedError("no_such_slice", f"layer {message.layer}, expert {message.expert}")
+        if message.kind not in layer.layout.kinds:
+            raise RequestRefusedError("no_such_slice", f"layer {message.layer} has no {message.kind}")
+        slab = self._index.slab(message.layer, message.expert, message.kind)
+        end = message.offset + message.length
+        if end > len(slab):
+            raise RequestRefusedError(
+                "bad_range", f"bytes {message.offset} to {end} of a slab of {len(slab)} bytes"
+            )
+        # The bytes may have to come from disk: not on the thread that serves everybody.
+        block = await trio.to_thread.run_sync(bytes, slab[message.offset : end])
+        reply = messages.Slice(offset=message.offset, length=message.length, total=len(slab))
+        return reply, (block,)
+
+    async def _announce(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        assert isinstance(message, messages.Announce)
+        self._check_model(message.model)
+        if message.state == "leaving":
+            self._members.leaving(peer)
+        elif message.state == "serving":
+            holdings = self._checked_holdings(message.holdings)
+            worker = self._members.announce(peer, holdings, message.max_rows, message.device)
+            self._leases.pop(peer.node_id, None)
+            self._on_worker(worker)
+        return messages.Ok(), ()
+
+    def _check_model(self, model: bytes) -> None:
+        if model != self._model_id:
+            raise RequestRefusedError("wrong_model", f"this node serves {self._model_id.hex()[:16]} only")
+
+    def _checked_holdings(self, ranges: tuple[tuple[int, int, int], ...]) -> dict[int, frozenset[int]]:
+        """Holdings from a peer's ranges; a range outside the model is refused, never clamped."""
+        items = [ExpertRange(*item) for item in ranges]
+        for item in items:
+            if item.layer not in self._manifest.layers or item.first + item.count > self._manifest.n_expert:
+                raise RequestRefusedError("bad_range", f"{item} is not in this model")
+        return holdings_of(items)
+
+    def _others(self, asking: NodeId) -> list[Mapping[int, frozenset[int]]]:
+        """What everyone but `asking` holds or is fetching."""
+        now_s = trio.current_time()
+        self._leases = {node: lease for node, lease in self._leases.items() if lease.until_s > now_s}
+        announced = {worker.node_id: worker.holdings for worker in self._members.workers}
+        leased = {node: lease.holdings for node, lease in self._leases.items() if node not in announced}
+        return [held for node, held in (announced | leased).items() if node != asking]

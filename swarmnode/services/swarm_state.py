@@ -1,0 +1,62 @@
+"""The swarm as this backbone sees it, for GET /api/swarm and `swarmnode demo`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from swarmnode.config import DispatchConfig
+from swarmnode.services.members import Members, Worker
+from swarmnode.services.remote_experts import WireForm
+from swarmnode.weights.manifest import Manifest
+from swarmnode.weights.slices import ranges_of
+
+
+@dataclass(frozen=True)
+class SwarmState:
+    """Answers `as_dict` with plain JSON values."""
+
+    manifest: Manifest
+    members: Members
+    form: WireForm
+    config: DispatchConfig
+
+    def as_dict(self) -> dict[str, Any]:
+        """Model, coverage and workers now."""
+        manifest = self.manifest
+        covered = {
+            (layer, expert)
+            for worker in self.members.workers
+            for layer, experts in worker.holdings.items()
+            for expert in experts
+        }
+        return {
+            "model": manifest.name,
+            "model_id": manifest.model_id.hex(),
+            "layers": len(manifest.layers),
+            "experts_per_layer": manifest.n_expert,
+            "experts_covered": len(covered),
+            "form": self.form.form,
+            "encoding": self.form.encoding,
+            "deadline_ms": self.config.deadline_s * 1e3,
+            "workers": [self._worker(worker) for worker in self.members.workers],
+        }
+
+    def _worker(self, worker: Worker) -> dict[str, Any]:
+        return {
+            "node": str(worker.node_id),
+            "name": worker.node_id.short,
+            "standing": worker.standing.value,
+            "reason": worker.reason,
+            "device": worker.device,
+            "max_rows": worker.max_rows,
+            "experts": sum(len(experts) for experts in worker.holdings.values()),
+            "holdings": [[item.layer, item.first, item.count] for item in ranges_of(worker.holdings)],
+            "rtt_ms": None if worker.peer.rtt_s is None else round(worker.peer.rtt_s * 1e3, 2),
+            "answered_s_ago": round(trio.current_time() - worker.answered_at_s, 2),
+            "pairs": worker.tally.pairs,
+            "late": worker.tally.late,
+            "bad_replies": worker.tally.bad_replies,
+        }
