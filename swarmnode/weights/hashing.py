@@ -42,9 +42,7 @@ def build_manifest(
     ]
     dense_names = sorted(index.dense_tensors)
     dense_jobs = [(partial(index.data, name), index.tensors[name].n_bytes) for name in dense_names]
-    digests = _hash_all(
-        [*slab_jobs, *dense_jobs], progress or _ignore, n_threads or len(os.sched_getaffinity(0))
-    )
+    digests = _hash_all([*slab_jobs, *dense_jobs], progress or _ignore, n_threads or _usable_cores())
     layers = {
         number: LayerManifest(
             layout, {t.kind: b"".join(next(digests) for _ in range(layout.n_expert)) for t in layout.tensors}
@@ -107,6 +105,12 @@ def _hash_all(jobs: list[tuple[_Job, int]], progress: Progress, n_threads: int) 
 
 def _sha256(job: _Job) -> bytes:
     return hashlib.sha256(job()).digest()  # hashlib lets other threads run meanwhile
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _ignore(done: int, total: int) -> None:
