@@ -12,6 +12,9 @@ import numpy.typing as npt
 Rows = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 
+_FEW_PAIRS = 16
+"""Up to here (decode) a plain loop over the pairs is faster than sorting them into rounds."""
+
 
 def combine_top_k(y: Rows, weights: Rows) -> Rows:
     """y f32[T, k, E], weights f32[T, k] -> f32[T, E], summed in the order of k. `y` is overwritten."""
@@ -35,6 +38,10 @@ class PairSum:
     def add(self, y: Rows, pair_row: Ids, pair_weight: Rows) -> None:
         """Add y f32[P, E] * pair_weight f32[P] to the rows pair_row i32[P] (in range). `y` is overwritten."""
         np.multiply(y, pair_weight[:, None], out=y)
+        if pair_row.size <= _FEW_PAIRS:
+            for index, row in enumerate(pair_row.tolist()):
+                self.total[row] += y[index]
+            return
         for index in _rounds(pair_row):
             self.total[pair_row[index]] += y[index]
 

@@ -57,13 +57,16 @@ class ExpertGraph:
     def __init__(self, graph: Graph, products: Sequence[Tensor]) -> None:
         self._graph = graph
         self._products = products
+        self._weights: Sequence[Tensor] | None = None
         self.n_bytes = graph.n_bytes
 
     def run(self, weights: Sequence[Tensor], **inputs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Compute with these stacked weights (layout order); the result is valid until the next run."""
         graph = self._graph
-        for product, tensor in zip(self._products, weights, strict=True):
-            graph.replace_source(product, 0, tensor)
+        if weights is not self._weights:
+            for product, tensor in zip(self._products, weights, strict=True):
+                graph.replace_source(product, 0, tensor)
+            self._weights = weights
         for name, values in inputs.items():
             view = graph.inputs.get(name)
             if view is None:
