@@ -39,8 +39,8 @@ class PairSum:
         """Add y f32[P, E] * pair_weight f32[P] to the rows pair_row i32[P] (in range). `y` is overwritten."""
         np.multiply(y, pair_weight[:, None], out=y)
         if pair_row.size <= _FEW_PAIRS:
-            for index, row in enumerate(pair_row.tolist()):
-                self.total[row] += y[index]
+            for pair, row in enumerate(pair_row.tolist()):
+                self.total[row] += y[pair]
             return
         for index in _rounds(pair_row):
             self.total[pair_row[index]] += y[index]
