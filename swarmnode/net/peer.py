@@ -1,7 +1,7 @@
 """A connected node: requests to it, handlers for what it asks.
 
 A request is a call: it returns the reply or raises. Cancelling it (a deadline of the caller's) tells the peer, and a
-reply that was on its way is dropped. Each request of the peer's runs in its own task; what it raises ends that request.
+reply that was on its way is dropped. Each request of the peer's has a task to itself; what it raises ends that request.
 """
 
 from __future__ import annotations

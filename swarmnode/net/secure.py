@@ -148,7 +148,9 @@ class SecureStream:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 data = b""
             # A large buffer costs 15 us to allocate, so it is only asked for while it is filled.
-            receive_bytes = self._config.receive_bytes if len(data) == receive_bytes else self._config.chunk_bytes
+            receive_bytes = (
+                self._config.receive_bytes if len(data) == receive_bytes else self._config.chunk_bytes
+            )
             self._received_at_s = trio.current_time()
             self._received_bytes += len(data)
             events = self.connection.receive_data(data) if data else self.connection.receive_eof()

@@ -432,17 +432,19 @@ class Connection:
 
         What is returned must reach the peer whole and in order, or the connection is over.
         """
-        out, self._clear = self._clear, bytearray()
-        if self._writer is None:
-            return out
-        while self._outbox and (not out or max_bytes - len(out) >= MIN_WRITE_BYTES):
-            room = min(max(max_bytes - len(out), MIN_WRITE_BYTES), MAX_RECORD_PLAIN_BYTES)
-            plain, done = self._outbox.next_record(room)
+        out: list[bytearray] = []
+        if self._clear:
+            out.append(self._clear)
+            self._clear = bytearray()
+        room = max(max_bytes, MIN_WRITE_BYTES)
+        while self._writer is not None and room >= MIN_WRITE_BYTES and self._outbox:
+            plain, done = self._outbox.next_record(min(room, MAX_RECORD_PLAIN_BYTES))
             record = self._writer.seal(plain)
-            out = out + record if out else record
+            room -= len(record)
+            out.append(record)
             for item in done:
                 self._left(item)
-        return out
+        return out[0] if len(out) == 1 else b"".join(out)
 
     def _left(self, item: Outgoing) -> None:
         if item.type is FrameType.REPLY:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from swarmnode.errors import RemoteError
 from swarmnode.identity import NodeId
@@ -11,16 +10,14 @@ from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.messages import Message, Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """Handshake and settings are through; requests may flow."""
 
     node_id: NodeId
     settings: Settings
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
+class RequestReceived(NamedTuple):
     """A whole request. It wants exactly one `Connection.send_reply`, even when it is cancelled meanwhile."""
 
     request_id: int
@@ -29,8 +26,7 @@ class RequestReceived:
     traffic_class: TrafficClass
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyReceived:
+class ReplyReceived(NamedTuple):
     """The whole reply to a request of ours."""
 
     request_id: int
@@ -38,22 +34,19 @@ class ReplyReceived:
     body: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancelled:
+class RequestCancelled(NamedTuple):
     """The asker no longer wants the reply to this request, which was received and is not answered yet."""
 
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class PongReceived:
+class PongReceived(NamedTuple):
     """The peer answered our ping."""
 
     nonce: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """Nothing more comes. `error` is None after a bye, whose words are in `code` and `reason`."""
 
     code: str

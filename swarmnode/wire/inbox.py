@@ -37,7 +37,8 @@ class Incoming:
 
     def view(self) -> memoryview:
         """The body, read-only."""
-        return memoryview(self.body).toreadonly()
+        body = self.body
+        return body if type(body) is memoryview else memoryview(body).toreadonly()
 
 
 class Inbox:

@@ -24,36 +24,30 @@ class Outgoing:
     """One message, or one bare CANCEL or ABORT, and how much of it has left."""
 
     __slots__ = (
-        "_parts",
+        "_pieces",
         "body_bytes",
         "has_begun",
+        "least_bytes",
         "left_bytes",
         "number",
         "request_id",
-        "start",
         "traffic_class",
         "type",
     )
 
-    def __init__(
-        self,
-        frame: FrameType,
-        traffic_class: TrafficClass,
-        request_id: int,
-        start: bytes = b"",
-        parts: Sequence[memoryview] = (),
-        number: int = 0,
-    ) -> None:
+    def __init__(self, frame: FrameType, traffic_class: TrafficClass, request_id: int) -> None:
+        """A bare frame."""
         self.type = frame
-        self.number = number
         self.traffic_class = traffic_class
         self.request_id = request_id
-        self.start = start
-        """What the first frame holds before the body: message start and header."""
-        self._parts = deque(parts)
-        self.body_bytes = sum(len(part) for part in parts)
-        self.left_bytes = self.body_bytes
+        self.number = 0
+        self.body_bytes = 0
+        self.left_bytes = 0
+        """Bytes of start, header and body that have not left."""
+        self.least_bytes = 0
+        """The next frame holds at least so much, unless less is left: the first one holds start and header."""
         self.has_begun = False
+        self._pieces: list[bytes | memoryview] = []
 
     @classmethod
     def message(
@@ -66,52 +60,49 @@ class Outgoing:
         parts: Sequence[memoryview],
     ) -> Outgoing:
         """A message with its header packed and its body by reference."""
-        body_bytes = sum(len(part) for part in parts)
+        item = cls(frame, traffic_class, request_id)
+        item.number = number
+        item.body_bytes = body_bytes = sum(map(len, parts))
         start = pack_start(number, len(header), body_bytes) + header
-        return cls(frame, traffic_class, request_id, start, parts, number)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of start and body that have not left."""
-        return self.left_bytes if self.has_begun else self.left_bytes + len(self.start)
+        item.left_bytes = len(start) + body_bytes
+        item.least_bytes = len(start) + SMALL_FRAME_BYTES
+        item._pieces = [start, *parts]
+        return item
 
     @property
     def has_left(self) -> bool:
         """Nothing of it waits any more."""
         return self.has_begun and not self.left_bytes
 
-    @property
-    def least_frame_bytes(self) -> int:
-        """The smallest next frame worth building."""
-        start_bytes = 0 if self.has_begun else len(self.start)
-        return FRAME_HEADER_BYTES + start_bytes + min(self.left_bytes, SMALL_FRAME_BYTES)
-
     def next_frame(self, room: int, out: list[bytes | memoryview]) -> int:
-        """Append the next frame, at most `room` bytes, to `out`; returns its length. `room` must hold the start."""
+        """Append the next frame, at most `room` bytes, to `out`; returns the length of its content."""
+        n_bytes = min(self.left_bytes, room - FRAME_HEADER_BYTES)
         frame = FrameType.DATA if self.has_begun else self.type
-        before = FRAME_HEADER_BYTES + (0 if self.has_begun else len(self.start))
-        n_body = min(self.left_bytes, room - before)
-        out.append(
-            pack_head(frame, self.traffic_class, self.request_id, before - FRAME_HEADER_BYTES + n_body)
-        )
-        if not self.has_begun:
-            out.append(self.start)
-            self.has_begun = True
-        self._take_body(n_body, out)
-        return before + n_body
-
-    def _take_body(self, n_bytes: int, out: list[bytes | memoryview]) -> None:
+        out.append(pack_head(frame, self.traffic_class, self.request_id, n_bytes))
+        self.has_begun = True
+        self.least_bytes = SMALL_FRAME_BYTES
         self.left_bytes -= n_bytes
-        while n_bytes:
-            part = self._parts[0]
-            if len(part) <= n_bytes:
-                out.append(part)
-                n_bytes -= len(part)
-                self._parts.popleft()
-            else:
-                out.append(part[:n_bytes])
-                self._parts[0] = part[n_bytes:]
-                n_bytes = 0
+        if self.left_bytes:
+            self._take(n_bytes, out)
+        else:
+            out += self._pieces
+            self._pieces = []
+        return n_bytes
+
+    def _take(self, n_bytes: int, out: list[bytes | memoryview]) -> None:
+        """Move the first `n_bytes` of what is left to `out`."""
+        done = 0
+        for piece in self._pieces:
+            if len(piece) > n_bytes:
+                break
+            out.append(piece)
+            n_bytes -= len(piece)
+            done += 1
+        del self._pieces[:done]
+        if n_bytes:
+            rest = memoryview(self._pieces[0])
+            out.append(rest[:n_bytes])
+            self._pieces[0] = rest[n_bytes:]
 
 
 class Outbox:
@@ -120,25 +111,26 @@ class Outbox:
     def __init__(self) -> None:
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in TrafficClass)
         self.queued_bytes = 0
-        """Bytes of starts and bodies that have not left yet."""
+        """Bytes of headers and bodies that have not left yet."""
 
     def __bool__(self) -> bool:
-        return any(self._queues)
+        control, decode, prefill, bulk = self._queues
+        return bool(decode or control or prefill or bulk)
 
     def put(self, item: Outgoing) -> None:
         """Queue behind everything of the same class."""
         self._queues[item.traffic_class].append(item)
-        self.queued_bytes += item.waiting_bytes
+        self.queued_bytes += item.left_bytes
 
     def put_first(self, item: Outgoing) -> None:
         """Queue before everything of the same class; only for frames that do not start a message."""
         self._queues[item.traffic_class].appendleft(item)
-        self.queued_bytes += item.waiting_bytes
+        self.queued_bytes += item.left_bytes
 
     def drop(self, item: Outgoing) -> None:
         """Forget what has not left of an item that is queued."""
         self._queues[item.traffic_class].remove(item)
-        self.queued_bytes -= item.waiting_bytes
+        self.queued_bytes -= item.left_bytes
 
     def clear(self) -> None:
         """Forget everything."""
@@ -157,11 +149,11 @@ class Outbox:
         for queue in self._queues:
             while queue:
                 item = queue[0]
-                if out and room < item.least_frame_bytes:
+                if out and room < FRAME_HEADER_BYTES + min(item.left_bytes, item.least_bytes):
                     return b"".join(out), done
-                waiting_bytes = item.waiting_bytes
-                room -= item.next_frame(room, out)
-                self.queued_bytes -= waiting_bytes - item.waiting_bytes
+                n_bytes = item.next_frame(room, out)
+                self.queued_bytes -= n_bytes
+                room -= FRAME_HEADER_BYTES + n_bytes
                 if item.left_bytes:
                     return b"".join(out), done
                 done.append(queue.popleft())

@@ -51,15 +51,15 @@ class RecordReader:
 
     def next_record_untrusted(self) -> bytes | None:
         """The plaintext of the next record, or None if it is not whole yet. Raises ProtocolError `bad_record`."""
-        body = self._start + RECORD_LENGTH_BYTES
-        if len(self._buffer) < body:
+        buffer, body = self._buffer, self._start + RECORD_LENGTH_BYTES
+        if len(buffer) < body:
             return None
-        length = int.from_bytes(self._buffer[self._start : body], "little")
+        length = buffer[body - 2] | buffer[body - 1] << 8
         if length < MIN_RECORD_BYTES:
             raise ProtocolError("bad_record", f"a record of {length} bytes, at least {MIN_RECORD_BYTES}")
-        if len(self._buffer) < body + length:
+        if len(buffer) < body + length:
             return None
-        with memoryview(self._buffer) as view:
+        with memoryview(buffer) as view:
             plain = self._cipher.open_untrusted(view[body : body + length])
         self._start = body + length
         _rekey_if_due(self._cipher, self._rekey_records)

@@ -169,10 +169,6 @@ class Schema:
 
     def decode(self, fields: Mapping[str, object]) -> Any:
         """The dataclass of exactly these fields. Raises ProtocolError `bad_field` naming the field."""
-        if len(fields) != len(self.checks) or fields.keys() != self.checks.keys():
-            missing = sorted(self.checks.keys() - fields.keys())
-            unknown = sorted(fields.keys() - self.checks.keys())
-            raise _bad(f"missing fields {missing}, unknown fields {[name[:32] for name in unknown]}")
         return self._cls(*self._checked(fields))
 
     def encode(self, message: Any) -> dict[str, Any]:
@@ -187,13 +183,25 @@ class Schema:
         return fields
 
     def _checked(self, fields: Mapping[str, object]) -> list[Any]:
-        values = []
+        try:
+            if len(fields) == len(self.checks):
+                return [check(fields[name]) for name, check in self.checks.items()]
+        except (KeyError, ProtocolError):
+            pass  # said below, in full
+        raise self._complaint(fields)
+
+    def _complaint(self, fields: Mapping[str, object]) -> ProtocolError:
+        """What is wrong with these fields."""
+        missing = sorted(self.checks.keys() - fields.keys())
+        unknown = sorted(fields.keys() - self.checks.keys())
+        if missing or unknown:
+            return _bad(f"missing fields {missing}, unknown fields {[name[:32] for name in unknown[:8]]}")
         for name, check in self.checks.items():
             try:
-                values.append(check(fields[name]))
+                check(fields[name])
             except ProtocolError as error:
-                raise _bad(f"{name}: {error.reason}") from None
-        return values
+                return _bad(f"{name}: {error.reason}")
+        raise AssertionError("a check that fails only once")
 
     def __str__(self) -> str:
         return "map: " + ", ".join(f"{name} {check}" for name, check in self.checks.items())
