@@ -146,7 +146,7 @@ class LayerGraphs:
     def _layer_input(self, b: LayerBuilder, slot: int, layer: int) -> Tensor:
         given = b.g.input(INPUT, ggml.F32, self._hparams.n_embd, b.n_tokens)
         if layer == 0:
-            return b.cb(given, "inp_embd", -1)
+            return b.cb(given, "model.input_embed", -1)
         shared = _first_columns(b.g, self._states.shared(slot), b.n_tokens)
         residual = _first_columns(b.g, self._states.residual(slot), b.n_tokens)
         out = b.cb(b.g.add(given, shared), "ffn_out", layer - 1)

@@ -82,7 +82,9 @@ class Qwen35Moe:
             rope_freq_base=reader.positive("rope.freq_base", 1e12),
             n_expert=index.n_expert,
             n_expert_used=index.n_expert_used,
-            n_ff_shexp=_read_n_ff_shexp(reader),
+            n_ff_shexp=reader.integer(
+                "expert_shared_feed_forward_length", 1, MAX_WIDTH, reader.get("feed_forward_length")
+            ),
             ssm_d_conv=reader.integer("ssm.conv_kernel", 2, 64),
             ssm_d_state=d_state,
             ssm_n_group=n_group,
@@ -176,9 +178,3 @@ def _read_sections(reader: MetadataReader) -> tuple[int, int, int, int]:
         reader.fail(name, f"is {list(sections)}, not 3 or 4 sizes of which one of the first 3 is above 0")
     t, h, w, e = sections
     return t, h, w, e
-
-
-def _read_n_ff_shexp(reader: MetadataReader) -> int:
-    """As in llama.cpp, the width of the routed experts unless the file says otherwise."""
-    n_ff_exp = max(layout.n_ff for layout in reader.index.expert_layers.values())
-    return reader.integer("expert_shared_feed_forward_length", 1, MAX_WIDTH, n_ff_exp)

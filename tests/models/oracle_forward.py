@@ -53,7 +53,7 @@ class ForwardOracle:
 
     def run(self, tokens: Sequence[int]) -> Array:
         x = self._weight("token_embd.weight")[list(tokens)]
-        self._keep("inp_embd", -1, x)
+        self._keep("model.input_embed", -1, x)
         for layer in range(self._index.n_layer):
             normed = self._keep("attn_norm", layer, self._norm(x, f"blk.{layer}.attn_norm.weight"))
             attend = self._delta_net if self._has(layer, "ssm_a") else self._attention
@@ -131,9 +131,9 @@ class ForwardOracle:
         q, k, v = np.split(conv, [self.n_k * size, 2 * self.n_k * size], axis=1)
         q, k = (t.reshape(n_tokens, self.n_k, size) for t in (q, k))
         q, k = (t / np.sqrt((t * t).sum(-1, keepdims=True) + self.eps) for t in (q, k))
-        self._keep("q_conv", layer, q)
-        self._keep("k_conv", layer, k)
-        v = self._keep("v_conv", layer, v.reshape(n_tokens, self.n_v, size))
+        self._keep("q_conv_predelta", layer, q)
+        self._keep("k_conv_predelta", layer, k)
+        v = self._keep("v_conv_predelta", layer, v.reshape(n_tokens, self.n_v, size))
         out = self._keep("attn_output", layer, self._recur(q, k, v, decay, beta))
         normed = self._norm(out, f"blk.{layer}.ssm_norm.weight") * silu(z.reshape(out.shape))
         final = self._keep("final_output", layer, normed.reshape(n_tokens, -1))

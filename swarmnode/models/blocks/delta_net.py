@@ -86,8 +86,8 @@ def _convolve(b: LayerBuilder, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n_qk = hp.ssm_n_group * hp.ssm_d_state
     q = _heads(b, mixed, hp.ssm_n_group, 0)
     k = _heads(b, mixed, hp.ssm_n_group, n_qk)
-    v = b.cb(_heads(b, mixed, hp.ssm_dt_rank, 2 * n_qk), "v_conv")
-    return b.cb(_unit(b, q), "q_conv"), b.cb(_unit(b, k), "k_conv"), v
+    v = b.cb(_heads(b, mixed, hp.ssm_dt_rank, 2 * n_qk), "v_conv_predelta")
+    return b.cb(_unit(b, q), "q_conv_predelta"), b.cb(_unit(b, k), "k_conv_predelta"), v
 
 
 def _heads(b: LayerBuilder, mixed: Tensor, n_heads: int, first_channel: int) -> Tensor:
