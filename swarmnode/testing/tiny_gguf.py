@@ -220,8 +220,8 @@ def _write_file(
 ) -> None:
     writer = GGUFWriter(path, "qwen35moe")
     if split is None or split[0] == 0:
-        _add_metadata(writer, model)
-        _add_vocabulary(writer, model)
+        add_metadata(writer, model)
+        add_vocabulary(writer, model)
     else:
         del writer.kv_data[0]["general.architecture"]  # later parts of a split carry nothing but split.*
     if split is not None:
@@ -254,7 +254,8 @@ def _block(kind: str) -> int:
     return GGML_TYPES[TYPE_NUMBERS[kind]].block_values
 
 
-def _add_metadata(writer: GGUFWriter, m: TinyModel) -> None:
+def add_metadata(writer: GGUFWriter, m: TinyModel) -> None:
+    """Write the hyperparameter keys of the model."""
     p = "qwen35moe."
     writer.add_name(m.name)
     counts = {
@@ -295,7 +296,8 @@ def _add_metadata(writer: GGUFWriter, m: TinyModel) -> None:
     writer.add_quantization_version(2)
 
 
-def _add_vocabulary(writer: GGUFWriter, model: TinyModel) -> None:
+def add_vocabulary(writer: GGUFWriter, model: TinyModel) -> None:
+    """Write a byte-level vocabulary filled up to `n_vocab`, its merges and a chat template."""
     tokens = [*_byte_symbols(), *(merge.replace(" ", "") for merge in MERGES)]
     n_filler = model.n_vocab - len(tokens) - len(SPECIAL_TOKENS)
     if n_filler < 0:
