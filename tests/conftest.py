@@ -1,7 +1,7 @@
 """Async tests run under trio with a mock clock that jumps over every wait, so no test sleeps.
 
 A test marked `real_time` (tests/process) runs on the real clock. Work in other OS threads is invisible to the mock
-clock: tests in one process use `swarmnode.testing`'s inline compute instead of the compute thread.
+clock: tests in one process run blocking work inline (`swarmnode.services.runners.Inline`), not on threads.
 """
 
 from __future__ import annotations

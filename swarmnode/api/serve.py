@@ -32,7 +32,9 @@ async def run(
     config.keep_alive_timeout = 30.0
     config.include_server_header = False
     # Starlette's and Hypercorn's types of the same ASGI callable differ.
-    await hypercorn_serve(cast(Any, app), config, shutdown_trigger=trio.sleep_forever, task_status=_Started(task_status))
+    await hypercorn_serve(
+        cast(Any, app), config, shutdown_trigger=trio.sleep_forever, task_status=_Started(task_status)
+    )
 
 
 class _Started:

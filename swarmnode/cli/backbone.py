@@ -26,7 +26,7 @@ from swarmnode.cli.common import (
 )
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
-from swarmnode.node import BackboneOptions, run_backbone
+from swarmnode.node.backbone import BackboneOptions, run_backbone
 from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.services.reports import BackboneEvent, Connecting, Hashing, Ready, Waiting
 

@@ -26,7 +26,7 @@ from swarmnode.cli.common import (
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.errors import UsageError
-from swarmnode.node import WorkerOptions, run_worker
+from swarmnode.node.worker import WorkerOptions, run_worker
 from swarmnode.services.reports import (
     Connecting,
     Fetched,

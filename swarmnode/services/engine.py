@@ -22,10 +22,10 @@ from swarmnode.models.base import Model
 from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
 from swarmnode.services.account import Account
-from swarmnode.services.compute_gate import Compute
 from swarmnode.services.forward import ForwardPass, RemoteLayer
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts
+from swarmnode.services.runners import Runner
 
 F32: TypeAlias = npt.NDArray[np.float32]
 
@@ -69,7 +69,7 @@ class Engine:
         model: Model,
         tokenizer: Tokenizer,
         bank: ExpertBank,
-        compute: Compute,
+        compute: Runner,
         members: Members,
         remote: RemoteExperts,
         *,
@@ -81,7 +81,7 @@ class Engine:
         self._bank = bank
         self._compute = compute
         self._members = members
-        self._remote = remote
+        self.remote = remote
         self._chunk_tokens = chunk_tokens
         self._turn = trio.Lock()  # trio's lock is fair: steps of waiting sequences alternate
         self._free_send, self._free_receive = trio.open_memory_channel[int](n_slots)
@@ -122,7 +122,7 @@ class Engine:
             routing, workers = self._members.routing()
             result = await self._compute.run(partial(forward.advance, routing))
             while isinstance(result, RemoteLayer):
-                finish = await self._remote.layer(result, workers, account)
+                finish = await self.remote.layer(result, workers, account)
                 routing, workers = self._members.routing()
                 result = await self._compute.run(partial(forward.advance, routing, finish))
             account.pairs += forward.pairs

@@ -18,7 +18,7 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import ServeConfig
 from swarmnode.errors import RequestRefusedError
 from swarmnode.net.peer import Body, Handler, Peer
-from swarmnode.services.compute_gate import Compute
+from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Message, Rows
 from swarmnode.wire.tensors import encode_rows_body, parse_experts_body_untrusted
 
@@ -47,7 +47,7 @@ class ExpertServer:
         n_embd: int,
         n_expert: int,
         bank: ExpertBank,
-        compute: Compute,
+        compute: Runner,
         config: ServeConfig,
     ) -> None:
         self._model_id = model_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -11,6 +12,7 @@ from swarmnode.config import StoreConfig
 from swarmnode.errors import BadReplyError
 from swarmnode.net.peer import Peer
 from swarmnode.services.nursery import open_flat_nursery
+from swarmnode.services.runners import Runner
 from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.weights.store import SliceStore
@@ -25,12 +27,14 @@ class SliceFetcher:
         peer: Peer,
         manifest: Manifest,
         store: SliceStore,
+        threads: Runner,
         config: StoreConfig,
         on_bytes: Callable[[int], None],
     ) -> None:
         self._peer = peer
         self._manifest = manifest
         self._store = store
+        self._threads = threads
         self._config = config
         self._on_bytes = on_bytes
 
@@ -49,7 +53,7 @@ class SliceFetcher:
                     token = (expert, tensor.kind)
                     await limit.acquire_on_behalf_of(token)
                     nursery.start_soon(self._store_slab, item.layer, expert, tensor, limit, token)
-        await trio.to_thread.run_sync(self._store.commit, item)
+        await self._threads.run(partial(self._store.commit, item))
 
     async def _store_slab(
         self, layer: int, expert: int, tensor: ExpertTensor, limit: trio.CapacityLimiter, token: object
@@ -57,7 +61,7 @@ class SliceFetcher:
         try:
             slab = await self._slab(layer, expert, tensor)
             # Hashes the bytes and writes them: not on the thread that serves everybody.
-            await trio.to_thread.run_sync(self._store.add_slab, layer, expert, tensor.kind, slab)
+            await self._threads.run(partial(self._store.add_slab, layer, expert, tensor.kind, slab))
         finally:
             limit.release_on_behalf_of(token)
 

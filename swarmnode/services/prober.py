@@ -16,8 +16,8 @@ import trio
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import DispatchConfig
 from swarmnode.errors import BadReplyError, RemoteError
-from swarmnode.services.compute_gate import Compute
 from swarmnode.services.members import Members, Standing, Worker
+from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Rows
 from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted
 
@@ -33,7 +33,7 @@ class Prober:
     model_id: bytes
     n_embd: int
     bank: ExpertBank
-    compute: Compute
+    compute: Runner
     members: Members
     config: DispatchConfig
     rng: np.random.Generator = field(default_factory=np.random.default_rng)

@@ -16,17 +16,21 @@ import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import DispatchConfig
-from swarmnode.errors import BadReplyError, RemoteError
+from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError
 from swarmnode.models.base import ExpertCall
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
 from swarmnode.services.account import Account, WorkerShare
-from swarmnode.services.compute_gate import Compute
 from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, share_weights
 from swarmnode.services.members import Members, Worker
+from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Rows
-from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted
+from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted, pick_encoding
 
 F32: TypeAlias = npt.NDArray[np.float32]
+
+
+HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
+"""Refusals that say nothing against a worker: it works, just not on this."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class RemoteExperts:
         self,
         model_id: bytes,
         bank: ExpertBank,
-        compute: Compute,
+        compute: Runner,
         members: Members,
         config: DispatchConfig,
         form: WireForm,
@@ -119,6 +123,9 @@ class RemoteExperts:
                 self._members.missed(worker, f"no answer within {deadline_s * 1e3:.0f} ms")
         except BadReplyError as error:
             self._members.quarantine(worker, str(error))
+        except RequestRefusedError as error:
+            if error.code not in HARMLESS_REFUSALS:
+                self._members.missed(worker, str(error))
         except RemoteError as error:
             self._members.missed(worker, str(error))
         entry.wait_s += trio.current_time() - started_s
@@ -134,12 +141,13 @@ class RemoteExperts:
     async def _request(self, worker: Worker, call: ExpertCall, share: Share, entry: WorkerShare) -> F32:
         rows = call.rows[share.rows]
         weights = None if self._form.exact else share_weights(call, share)
-        body = encode_experts_body(rows, share.pair_row, share.pair_expert, weights, self._form.encoding)
+        encoding = self.encoding_for(rows)
+        body = encode_experts_body(rows, share.pair_row, share.pair_expert, weights, encoding)
         message = Experts(
             model=self._model_id,
             layer=call.layer,
             form=self._form.form,
-            encoding=self._form.encoding,
+            encoding=encoding,
             n_rows=len(share.rows),
             n_pairs=len(share.flat),
         )
@@ -151,6 +159,10 @@ class RemoteExperts:
         entry.bytes_out += sum(len(part) for part in body)
         entry.bytes_in += len(reply_body)
         return values
+
+    def encoding_for(self, rows: F32) -> str:
+        """The encoding of these rows and of the reply: f32 instead of f16 when a number is too large for f16."""
+        return pick_encoding(rows, self._form.encoding)
 
     def _finish(
         self, call: ExpertCall, combiner: Combiner, gathered: _Gathered, account: Account

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import trio
-
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
 from swarmnode.compute.layout import LayerLayout
@@ -17,10 +15,10 @@ from swarmnode.compute.self_test import SelfTestReport, apply_report, check_expe
 from swarmnode.config import Config
 from swarmnode.errors import BadReplyError, BudgetError
 from swarmnode.net.peer import Peer
-from swarmnode.services.compute_gate import Compute
 from swarmnode.services.expert_server import ExpertServer
 from swarmnode.services.fetch import SliceFetcher
 from swarmnode.services.reports import Fetched, JoinEvent, Planned, Tested
+from swarmnode.services.runners import Runner
 from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange, holdings_of, ranges_of
 from swarmnode.weights.store import SliceStore
@@ -63,7 +61,8 @@ class ResidenceBuilder:
     budget_bytes: int
     cache_folder: Path
     device: Device
-    compute: Compute
+    compute: Runner
+    threads: Runner
     config: Config
     report: Report
 
@@ -79,7 +78,7 @@ class ResidenceBuilder:
                 f"one expert of {manifest.name} takes {smallest} bytes, the budget is {self.budget_bytes}; "
                 "give a larger --budget"
             )
-        store = await trio.to_thread.run_sync(SliceStore, self.cache_folder, manifest)
+        store = await self.threads.run(partial(SliceStore, self.cache_folder, manifest))
         try:
             return await self._move_in(peer, manifest, store)
         except BaseException:
@@ -107,7 +106,7 @@ class ResidenceBuilder:
             done_bytes += n_bytes
             self.report(Fetched(done_bytes, fetch_bytes))
 
-        fetcher = SliceFetcher(peer, manifest, store, self.config.store, arrived)
+        fetcher = SliceFetcher(peer, manifest, store, self.threads, self.config.store, arrived)
         bank = await self.compute.run(lambda: ExpertBank(self.device, budget_bytes=self.budget_bytes))
         for item in kept:
             await self._load(manifest, store, bank, item)
@@ -157,7 +156,7 @@ class ResidenceBuilder:
     async def _load(self, manifest: Manifest, store: SliceStore, bank: ExpertBank, item: ExpertRange) -> None:
         layout = manifest.layers[item.layer].layout
         for expert in item.experts:
-            slabs = await trio.to_thread.run_sync(partial(_read_slabs, store, layout, expert))
+            slabs = await self.threads.run(partial(_read_slabs, store, layout, expert))
             await self.compute.run(partial(bank.add, layout, expert, slabs))
 
 

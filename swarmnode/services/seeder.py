@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -18,6 +19,7 @@ from swarmnode.identity import NodeId
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.schedule.placement import choose_scarcest, replica_counts
 from swarmnode.services.members import Members, Worker
+from swarmnode.services.runners import Runner
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange, holdings_of
@@ -43,6 +45,7 @@ class Seeder:
         index: ModelIndex,
         manifest: Manifest,
         members: Members,
+        threads: Runner,
         config: ServeConfig,
         on_worker: Callable[[Worker], None],
     ) -> None:
@@ -51,6 +54,7 @@ class Seeder:
         self._model_id = manifest.model_id
         self._encoded = manifest.encode()
         self._members = members
+        self._threads = threads
         self._config = config
         self._on_worker = on_worker
         self._leases: dict[NodeId, _Lease] = {}
@@ -127,7 +131,7 @@ class Seeder:
                 "bad_range", f"bytes {message.offset} to {end} of a slab of {len(slab)} bytes"
             )
         # The bytes may have to come from disk: not on the thread that serves everybody.
-        block = await trio.to_thread.run_sync(bytes, slab[message.offset : end])
+        block = await self._threads.run(partial(bytes, slab[message.offset : end]))
         reply = messages.Slice(offset=message.offset, length=message.length, total=len(slab))
         return reply, (block,)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 
 import trio
 
@@ -24,12 +25,15 @@ log = logging.getLogger(__name__)
 class VolunteerService:
     """Runs sessions with backbones. The first one decides the model; others are served if they have the same."""
 
-    def __init__(self, builder: ResidenceBuilder) -> None:
+    def __init__(
+        self, builder: ResidenceBuilder, handlers: dict[type[Message], Handler] | None = None
+    ) -> None:
+        """`handlers`: where to put the handlers once there is something to serve (a test's may wrap them)."""
         self._builder = builder
         self._sessions: set[Peer] = set()
         self._residence: Residence | None = None
         self._moving_in = trio.Lock()
-        self._handlers: dict[type[Message], Handler] = {}
+        self._handlers: dict[type[Message], Handler] = {} if handlers is None else handlers
         self._seq = 0
 
     @property
@@ -108,7 +112,7 @@ class VolunteerService:
         reply, body = await peer.request(messages.ManifestGet(model=entry.id))
         if not isinstance(reply, messages.ManifestReply):
             raise BadReplyError(f"asked for a manifest, got {type(reply).__name__}")
-        return await trio.to_thread.run_sync(Manifest.decode_untrusted, bytes(body), entry.id)
+        return await self._builder.threads.run(partial(Manifest.decode_untrusted, bytes(body), entry.id))
 
     async def _announce(self, peer: Peer, residence: Residence, state: str) -> None:
         self._seq += 1

@@ -1,4 +1,4 @@
-"""The trio side of the compute thread: `await gate.run(fn, ...)` runs `fn` on the thread that owns ggml."""
+"""Where blocking work runs: `ComputeGate` on the thread that owns ggml, `Threads` on any other, `Inline` right here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from swarmnode.compute.thread import ComputeThread
 T = TypeVar("T")
 
 
-class Compute(Protocol):
-    """Something that runs blocking compute for trio tasks, one call at a time, in the order of asking."""
+class Runner(Protocol):
+    """Something that runs blocking functions for trio tasks."""
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` and return its result; whatever it raises is raised here."""
@@ -21,7 +21,7 @@ class Compute(Protocol):
 
 
 class ComputeGate:
-    """Runs functions on a `ComputeThread`.
+    """Runs functions on a `ComputeThread`, one at a time, in the order of asking.
 
     A call cannot be cancelled once it has begun: ggml cannot be interrupted and the memory it writes must stay.
     Calls are short (one graph, one prefill chunk), and cancellation is seen right after.
@@ -49,12 +49,21 @@ class ComputeGate:
         return result
 
 
-class InlineCompute:
-    """Runs functions right where they are called: for tests on a mock clock, and for `swarmnode doctor`.
+class Threads:
+    """Runs functions on trio's worker threads: disk and hashing, never ggml. A call that has begun runs to its end."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """See Runner."""
+        return await trio.to_thread.run_sync(function)
+
+
+class Inline:
+    """Runs functions right where they are called: for tests on a mock clock.
 
     The mock clock cannot see work in other threads and would jump over every deadline meanwhile.
     """
 
     async def run(self, function: Callable[[], T]) -> T:
+        """See Runner."""
         await trio.lowlevel.checkpoint()
         return function()

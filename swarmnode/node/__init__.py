@@ -1,0 +1,1 @@
+"""The composition root: which services a backbone and a worker run, under one nursery each. No logic."""

@@ -1,0 +1,223 @@
+"""A backbone: the model, its services, the API, under one nursery."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import trio
+from starlette.applications import Starlette
+
+from swarmnode.api import serve as api_serve
+from swarmnode.api.app import Served, build_app
+from swarmnode.compute.bank import ExpertBank
+from swarmnode.compute.devices import Device
+from swarmnode.errors import UsageError
+from swarmnode.identity import NodeKey
+from swarmnode.models.base import Model
+from swarmnode.models.chat import template_of
+from swarmnode.models.registry import open_model
+from swarmnode.models.tokenizer import Tokenizer
+from swarmnode.net.address import PeerAddress
+from swarmnode.net.peer import Peer
+from swarmnode.net.tcp import TcpTransport
+from swarmnode.net.transport import Transport
+from swarmnode.node.common import NodeOptions, endpoint_of, listen_for_nodes, open_compute, stop_on_signal
+from swarmnode.services.contact import Contacts
+from swarmnode.services.engine import Engine
+from swarmnode.services.members import Members
+from swarmnode.services.prober import Prober
+from swarmnode.services.remote_experts import RemoteExperts, WireForm
+from swarmnode.services.reports import (
+    BackboneEvent,
+    Connecting,
+    Hashing,
+    Ready,
+    Waiting,
+)
+from swarmnode.services.runners import ComputeGate, Runner, Threads
+from swarmnode.services.seeder import Seeder
+from swarmnode.services.swarm_state import SwarmState
+from swarmnode.weights.catalog import resolve_model
+from swarmnode.weights.expert_layers import tensor_name
+from swarmnode.weights.hashing import load_or_build_manifest
+from swarmnode.weights.index import ModelIndex
+from swarmnode.weights.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class BackboneOptions(NodeOptions):
+    """And a backbone."""
+
+    model: str | None = None
+    """A GGUF, a name the catalogue knows, or None for the bundled model."""
+    api: tuple[str, int] = ("127.0.0.1", 8790)
+    form: WireForm = field(default_factory=WireForm)
+    n_ctx: int = 4096
+    n_slots: int = 2
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A backbone's services, wired to each other."""
+
+    manifest: Manifest
+    members: Members
+    prober: Prober
+    seeder: Seeder
+    engine: Engine
+    state: SwarmState
+
+
+def assemble_backbone(
+    options: BackboneOptions,
+    index: ModelIndex,
+    manifest: Manifest,
+    model: Model,
+    bank: ExpertBank,
+    compute: Runner,
+    threads: Runner,
+) -> Backbone:
+    """Wire the services of a loaded model; nothing runs yet."""
+    config = options.config
+    members = Members(model.n_expert, config.dispatch.fresh_s, trio.current_time)
+    prober = Prober(manifest.model_id, model.n_embd, bank, compute, members, config.dispatch)
+    remote = RemoteExperts(manifest.model_id, bank, compute, members, config.dispatch, options.form)
+    engine = Engine(
+        model,
+        Tokenizer(index.metadata),
+        bank,
+        compute,
+        members,
+        remote,
+        n_slots=options.n_slots,
+        chunk_tokens=config.models.n_ubatch,
+    )
+    seeder = Seeder(index, manifest, members, threads, config.serve, prober.watch)
+    state = SwarmState(manifest, members, options.form, config.dispatch)
+    return Backbone(manifest, members, prober, seeder, engine, state)
+
+
+async def run_backbone(
+    options: BackboneOptions,
+    report: Callable[[BackboneEvent], None],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a model until stopped. Raises LocalError when this machine or the model's files cannot."""
+    key = NodeKey.load_or_create(options.folders.key_file)
+    api_listener = await _api_listener(options.api)
+    path = resolve_model(options.model, [Path.cwd(), options.folders.cache / "models"])
+    with ModelIndex.open(path) as index:
+        manifest = await trio.to_thread.run_sync(
+            load_or_build_manifest,
+            index,
+            options.folders.cache,
+            lambda done, total: report(Hashing(done, total)),
+        )
+        async with (
+            open_compute(options) as (gate, device),
+            loaded(options, index, device, gate) as (model, bank),
+        ):
+            backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop_on_signal, nursery.cancel_scope)
+                places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery)
+                await nursery.start(api_serve.run, _app(backbone, index), api_listener)
+                report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
+                task_status.started()
+
+
+async def start_backbone(
+    backbone: Backbone,
+    options: BackboneOptions,
+    key: NodeKey,
+    transport: Transport,
+    report: Callable[[Connecting | Waiting], None],
+    nursery: trio.Nursery,
+) -> tuple[PeerAddress, ...]:
+    """Start the services in `nursery`; returns the addresses listened on."""
+    endpoint = endpoint_of(options, key, "backbone")
+    handlers = backbone.seeder.handlers
+    attend = partial(_attend, backbone.members)
+    await nursery.start(backbone.prober.run)
+    places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attend)
+    contacts = Contacts(
+        transport, endpoint, handlers, attend, options.config.contact, report, random.Random()
+    )
+    nursery.start_soon(contacts.run, options.bootstrap)
+    return tuple(PeerAddress(key.node_id, host, port) for host, port in places)
+
+
+def _app(backbone: Backbone, index: ModelIndex) -> Starlette:
+    engine = backbone.engine
+    template = template_of(index.metadata, engine.tokenizer)
+    return build_app(
+        Served(engine, backbone.manifest.name, template, backbone.state.as_dict, int(time.time()))
+    )
+
+
+def load_model(options: BackboneOptions, index: ModelIndex, device: Device) -> tuple[Model, ExpertBank]:
+    """The dense path and a bank of every routed expert, bound from the mapped file. Blocks; on the compute thread."""
+    config = options.config
+    model = open_model(index, device, options.n_ctx, options.n_slots, config.models)
+    bank = ExpertBank(device, max_rows=config.compute.backbone_max_rows, config=config.compute)
+    for number, layout in index.expert_layers.items():
+        stacked = {kind: index.data(tensor_name(number, kind)) for kind in layout.kinds}
+        bank.bind(layout, range(layout.n_expert), stacked)
+    return model, bank
+
+
+@asynccontextmanager
+async def loaded(
+    options: BackboneOptions, index: ModelIndex, device: Device, gate: ComputeGate
+) -> AsyncIterator[tuple[Model, ExpertBank]]:
+    """`load_model` on the compute thread, and everything freed at the end."""
+    model, bank = await gate.run(partial(load_model, options, index, device))
+    try:
+        yield model, bank
+    finally:
+        with trio.CancelScope(shield=True):
+            await gate.run(bank.close)
+            await gate.run(model.close)
+
+
+async def _attend(members: Members, peer: Peer) -> None:
+    """Beside every connection of a backbone: whoever goes is out of routing at once."""
+    try:
+        await peer.wait_closed()
+    finally:
+        members.disconnected(peer)
+
+
+async def _api_listener(place: tuple[str, int]) -> trio.SocketListener:
+    host, port = place
+    if not is_loopback(host):
+        raise UsageError(
+            f"the API has no keys yet, so it listens on loopback only, not on {host}; use --api 127.0.0.1:{port}"
+        )
+    try:
+        return (await trio.open_tcp_listeners(port, host=host))[0]
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {error.strerror}; give another --api"
+        ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses; a name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _url(listener: trio.SocketListener) -> str:
+    host, port = listener.socket.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

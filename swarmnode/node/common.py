@@ -1,0 +1,100 @@
+"""What backbones and workers have in common: options, the compute thread, listening, stopping on a signal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from swarmnode import __version__
+from swarmnode.compute.devices import Device, open_device
+from swarmnode.compute.thread import ComputeThread
+from swarmnode.config import Config, Folders
+from swarmnode.errors import UsageError
+from swarmnode.identity import NodeKey
+from swarmnode.net.address import PeerAddress
+from swarmnode.net.links import Handlers, serve
+from swarmnode.net.peer import OnPeer
+from swarmnode.net.transport import Transport
+from swarmnode.services.runners import ComputeGate
+from swarmnode.wire.endpoint import Endpoint
+from swarmnode.wire.handshake import Credentials
+
+LEAVE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What every node is told."""
+
+    folders: Folders
+    network: str
+    bootstrap: tuple[PeerAddress, ...] = ()
+    listen: tuple[str, int] | None = None
+    """Host and port to accept nodes on; None: dial only."""
+    device: str | None = None
+    config: Config = field(default_factory=Config)
+
+
+def endpoint_of(options: NodeOptions, key: NodeKey, role: str) -> Endpoint:
+    """How the node presents itself on every connection."""
+    return Endpoint.create(
+        Credentials(key),
+        network=options.network,
+        agent=f"swarmnode/{__version__}",
+        roles=(role,),
+        config=options.config.wire,
+    )
+
+
+@asynccontextmanager
+async def open_compute(options: NodeOptions) -> AsyncIterator[tuple[ComputeGate, Device]]:
+    """The compute thread and the device that it owns."""
+    thread = ComputeThread()
+    gate = ComputeGate(thread)
+    try:
+        compute = options.config.compute
+        device = await gate.run(partial(open_device, options.device, compute.n_threads, compute.poll))
+        try:
+            yield gate, device
+        finally:
+            await gate.run(device.close)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(thread.close)
+
+
+async def stop_on_signal(scope: trio.CancelScope, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+    """On Ctrl-C or SIGTERM take leave (for a second at most), then cancel `scope`, so that all closes in order."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            break
+    if leave is not None:
+        with trio.move_on_after(LEAVE_TIMEOUT_S):
+            await leave()
+    scope.cancel()
+
+
+async def listen_for_nodes(
+    nursery: trio.Nursery,
+    options: NodeOptions,
+    transport: Transport,
+    endpoint: Endpoint,
+    handlers: Handlers,
+    on_peer: OnPeer,
+) -> list[tuple[str, int]]:
+    """Accept nodes at `options.listen`, which must be set; returns the places. UsageError if that cannot be."""
+    assert options.listen is not None
+    host, port = options.listen
+    listen = partial(serve, transport, endpoint, handlers=handlers, host=host, port=port, on_peer=on_peer)
+    try:
+        places: list[tuple[str, int]] = await nursery.start(listen)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {error.strerror}; give another --listen"
+        ) from error
+    return places

@@ -1,0 +1,73 @@
+"""A worker: contacts with backbones, the experts it holds, nothing of any conversation.
+
+Imports nothing of the extra `backbone`: a phone installs only what a worker needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from swarmnode.identity import NodeKey
+from swarmnode.net.address import PeerAddress
+from swarmnode.net.tcp import TcpTransport
+from swarmnode.net.transport import Transport
+from swarmnode.node.common import NodeOptions, endpoint_of, listen_for_nodes, open_compute, stop_on_signal
+from swarmnode.services.contact import Contacts
+from swarmnode.services.reports import JoinEvent, Listening
+from swarmnode.services.residence import ResidenceBuilder
+from swarmnode.services.runners import Threads
+from swarmnode.services.volunteer import VolunteerService
+
+
+@dataclass(frozen=True)
+class WorkerOptions(NodeOptions):
+    """And a worker."""
+
+    budget_bytes: int = 0
+
+
+async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]) -> None:
+    """Lend memory and compute until stopped. Raises LocalError when this machine cannot serve."""
+    key = NodeKey.load_or_create(options.folders.key_file)
+    async with open_compute(options) as (gate, device):
+        builder = ResidenceBuilder(
+            options.budget_bytes, options.folders.cache, device, gate, Threads(), options.config, report
+        )
+        service = VolunteerService(builder)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop_on_signal, nursery.cancel_scope, service.leave)
+                await start_worker(service, options, key, TcpTransport(), report, nursery)
+        finally:
+            service.close()
+
+
+async def start_worker(
+    service: VolunteerService,
+    options: WorkerOptions,
+    key: NodeKey,
+    transport: Transport,
+    report: Callable[[JoinEvent], None],
+    nursery: trio.Nursery,
+) -> None:
+    """Start the worker's services in `nursery`."""
+    endpoint = endpoint_of(options, key, "worker")
+    if options.listen is not None:
+        places = await listen_for_nodes(
+            nursery, options, transport, endpoint, service.handlers, service.accepted
+        )
+        report(Listening(tuple(PeerAddress(key.node_id, host, port) for host, port in places)))
+    contacts = Contacts(
+        transport,
+        endpoint,
+        service.handlers,
+        service.session,
+        options.config.contact,
+        report,
+        random.Random(key.node_id.raw),
+    )
+    nursery.start_soon(contacts.run, options.bootstrap)

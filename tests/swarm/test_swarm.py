@@ -1,0 +1,305 @@
+"""A backbone with workers answers exactly as it does alone, whatever happens to the workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.config import Config
+from swarmnode.errors import RequestRefusedError
+from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.services.members import Standing
+from swarmnode.services.remote_experts import WireForm
+from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
+from swarmnode.wire.messages import Experts, Message, Rows
+from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES
+
+PROMPT = [5, 80, 33, 7, 120, 64, 11, 200]
+
+
+async def test_exact_form_is_bit_equal_and_remote(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.logits(PROMPT)
+        for _ in range(3):
+            await swarm.join(ALL_BYTES // 3)
+        helped, account = await swarm.logits(PROMPT)
+    assert np.array_equal(alone, helped)
+    assert account.remote > 0.8 * account.pairs
+    assert account.fallback == 0
+    assert len(account.workers) == 3
+
+
+@pytest.mark.parametrize("encoding", ["f32", "f16"])
+async def test_partial_form_is_close(tiny_model: Path, tmp_path: Path, encoding: str) -> None:
+    async with open_swarm(tiny_model, tmp_path, form=WireForm("partial", encoding)) as swarm:
+        alone, _ = await swarm.logits(PROMPT)
+        for _ in range(3):
+            await swarm.join(ALL_BYTES // 3)
+        helped, account = await swarm.logits(PROMPT)
+    cosines = np.sum(alone * helped, 1) / (np.linalg.norm(alone, axis=1) * np.linalg.norm(helped, axis=1))
+    assert cosines.min() >= 0.999
+    if encoding == "f16":
+        assert not np.array_equal(alone, helped), "rounding was expected: was anything remote?"
+    assert account.remote > 0.8 * account.pairs
+
+
+async def test_half_coverage_same_tokens_and_rows_remote(tiny_model: Path, tmp_path: Path) -> None:
+    """cases.md 32: a test that passes because nothing was remote is no test."""
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 12)
+        await swarm.join(ALL_BYTES // 2)
+        helped, account = await swarm.generate(PROMPT, 12)
+    assert helped == alone
+    assert 0 < account.remote < account.pairs
+
+
+async def test_workers_hold_their_budget_and_do_not_overlap(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        workers = [await swarm.join(5 * EXPERT_BYTES + 1) for _ in range(4)]
+        held = list(swarm.serving().values())
+        used = [worker.service.residence for worker in workers]
+    assert [len(pairs) for pairs in held] == [5, 5, 5, 5]
+    assert len(frozenset().union(*held)) == 20, "four workers took different experts"
+    for residence in used:
+        assert residence is not None
+        assert residence.bank.used_bytes <= 5 * EXPERT_BYTES + 1
+
+
+async def test_joining_at_once_does_not_overlap(tiny_model: Path, tmp_path: Path) -> None:
+    """cases.md 28: what was offered to one is not offered to the next while it downloads."""
+    async with open_swarm(tiny_model, tmp_path, latency_s=0.15) as swarm:
+        for _ in range(4):
+            await swarm.join(4 * EXPERT_BYTES, wait=False)
+        await swarm.until(lambda: len(swarm.serving()) == 4)
+        held = list(swarm.serving().values())
+    assert len(frozenset().union(*held)) == 16
+
+
+@pytest.mark.parametrize("at_token", [1, 2, 9])
+async def test_a_killed_worker_changes_nothing(tiny_model: Path, tmp_path: Path, at_token: int) -> None:
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 12)
+        workers = [await swarm.join(ALL_BYTES // 2) for _ in range(2)]
+
+        def kill(count: int) -> None:
+            if count == at_token:
+                workers[0].kill()
+
+        helped, account = await swarm.generate(PROMPT, 12, kill)
+        assert helped == alone
+        assert account.remote > 0
+        assert workers[0].key.node_id not in swarm.serving()
+
+
+async def test_a_worker_that_comes_back_is_used_again(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        worker = await swarm.join(4 * EXPERT_BYTES)
+        first = swarm.serving()[worker.key.node_id]
+        worker.kill()
+        await swarm.until(lambda: not swarm.serving())
+        again = await swarm.join(4 * EXPERT_BYTES, name=worker.name, key=worker.key)
+        assert swarm.serving()[again.key.node_id] == first, "it kept its slices"
+        _, account = await swarm.generate(PROMPT, 4)
+    assert account.remote > 0
+
+
+async def test_leaving_and_joining_at_once_counts_once(tiny_model: Path, tmp_path: Path) -> None:
+    """cases.md 7."""
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        worker = await swarm.join(4 * EXPERT_BYTES)
+        await worker.service.leave()
+        worker.scope.cancel()
+        await swarm.join(4 * EXPERT_BYTES, name=worker.name, key=worker.key)
+        assert len(swarm.backbone.members.workers) == 1
+        assert swarm.backbone.state.as_dict()["experts_covered"] == 4
+
+
+async def test_a_silent_worker_costs_one_deadline(tiny_model: Path, tmp_path: Path) -> None:
+    """cases.md 27: it keeps its connection, answers probes at first, then nothing."""
+    deaf = False
+
+    def meddle(handler: Handler) -> Handler:
+        return silent if deaf else handler
+
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 12)
+        worker = await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        deaf = True
+        started_s = trio.current_time()
+        helped, account = await swarm.generate(PROMPT, 12)
+        spent_s = trio.current_time() - started_s
+        assert helped == alone
+        longest_s = swarm.config.dispatch.share_deadline_s(2 * len(PROMPT))
+        assert swarm.config.dispatch.deadline_s <= spent_s <= longest_s
+        assert account.workers[worker.key.node_id.short].requests == 1
+        (member,) = swarm.backbone.members.workers
+        assert member.standing is Standing.SUSPECT
+
+        await trio.sleep(100)
+        assert member.standing is Standing.SUSPECT, "an open connection is no answer"
+        deaf = False
+        await swarm.until(lambda: bool(swarm.serving()))
+        helped, account = await swarm.generate(PROMPT, 4)
+        assert account.remote == account.pairs
+
+
+async def test_a_slow_worker_is_dropped_and_its_late_rows_do_no_harm(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    slow = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def late(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            if slow:
+                await trio.sleep(2)
+            return await handler(peer, message, body)
+
+        return late
+
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 12)
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        slow = True
+        helped, account = await swarm.generate(PROMPT, 12)
+    assert helped == alone
+    assert account.fallback > 0
+
+
+@pytest.mark.parametrize("lie", ["nan", "inf", "zero rows", "other width"])
+async def test_a_broken_answer_is_replaced_and_the_worker_quarantined(
+    tiny_model: Path, tmp_path: Path, lie: str
+) -> None:
+    lying = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def liar(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            reply, parts = await handler(peer, message, body)
+            assert isinstance(reply, Rows)
+            if not lying:
+                return reply, parts
+            values = np.frombuffer(b"".join(bytes(part) for part in parts), np.float32).copy()
+            if lie in ("nan", "inf"):
+                values[len(values) // 2] = float(lie)
+            elif lie == "zero rows":
+                reply = replace(reply, n_rows=reply.n_rows + 1)
+                values = np.concatenate([values, values[:256]])
+            else:
+                values = values[: len(values) // 2]
+            return reply, (values.tobytes(),)
+
+        return liar
+
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 8)
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        lying = True
+        helped, account = await swarm.generate(PROMPT, 8)
+        (member,) = swarm.backbone.members.workers
+        assert helped == alone
+        assert account.fallback > 0
+        assert member.standing is Standing.QUARANTINED
+        assert member.tally.bad_replies == 1
+        await trio.sleep(1000)
+        assert member.standing is Standing.QUARANTINED
+
+
+async def test_a_worker_with_wrong_numbers_never_gets_a_row(tiny_model: Path, tmp_path: Path) -> None:
+    """Its probe is compared with the local copy."""
+
+    def meddle(handler: Handler) -> Handler:
+        async def liar(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            reply, parts = await handler(peer, message, body)
+            values = np.frombuffer(b"".join(bytes(part) for part in parts), np.float32)
+            return reply, (values[::-1].tobytes(),)
+
+        return liar
+
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle), wait=False)
+        await swarm.until(
+            lambda: any(w.standing is Standing.QUARANTINED for w in swarm.backbone.members.workers)
+        )
+        _, account = await swarm.generate(PROMPT, 4)
+    assert account.workers == {}
+
+
+async def test_a_busy_worker_is_not_punished(tiny_model: Path, tmp_path: Path) -> None:
+    busy = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def refusing(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            if busy:
+                raise RequestRefusedError("busy", "too much to do", 200)
+            return await handler(peer, message, body)
+
+        return refusing
+
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 6)
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        busy = True
+        helped, account = await swarm.generate(PROMPT, 6)
+        assert helped == alone
+        assert account.fallback == account.pairs
+        (member,) = swarm.backbone.members.workers
+        assert member.standing is Standing.SERVING
+
+
+async def test_rows_that_f16_cannot_hold_travel_as_f32(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_swarm(tiny_model, tmp_path, form=WireForm("partial", "f16")) as swarm:
+        await swarm.join(ALL_BYTES)
+        remote = swarm.backbone.engine.remote
+        rows = np.full((1, 256), 1e6, np.float32)
+        assert remote.encoding_for(rows) == "f32"
+        assert remote.encoding_for(rows / 1e3) == "f16"
+
+
+async def test_many_conversations_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    """More than there are slots: each gets the answer it would get alone."""
+    prompts = [[seed, 3, 5] for seed in range(1, 6)]
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone = [(await swarm.generate(prompt, 5))[0] for prompt in prompts]
+        await swarm.join(ALL_BYTES // 2)
+        together: dict[int, list[int]] = {}
+
+        async def ask(number: int) -> None:
+            together[number], _ = await swarm.generate(prompts[number], 5)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(prompts)):
+                nursery.start_soon(ask, number)
+    assert [together[number] for number in range(len(prompts))] == alone
+
+
+async def test_a_cancelled_answer_frees_its_slot(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 6)
+        await swarm.join(ALL_BYTES // 2)
+        for _ in range(5):  # more often than there are slots
+            with trio.CancelScope() as scope:
+                await swarm.generate(
+                    PROMPT, 6, lambda count, scope=scope: scope.cancel() if count == 3 else None
+                )
+            assert scope.cancelled_caught
+        again, _ = await swarm.generate(PROMPT, 6)
+    assert again == alone
+
+
+async def test_a_partition_stalls_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    config = Config()
+    async with open_swarm(tiny_model, tmp_path, config=config) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 8)
+        await swarm.join(ALL_BYTES // 2)
+        await swarm.join(ALL_BYTES // 2)
+        swarm.network.partition({"backbone"}, {"worker1"})
+        started_s = trio.current_time()
+        helped, account = await swarm.generate(PROMPT, 8)
+        assert helped == alone
+        assert trio.current_time() - started_s <= config.dispatch.share_deadline_s(2 * len(PROMPT))
+        assert account.remote > 0, "the other worker went on"
+        swarm.network.heal()
+        await swarm.until(lambda: len(swarm.serving()) == 2, timeout_s=200)
