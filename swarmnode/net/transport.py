@@ -12,7 +12,7 @@ StreamHandler: TypeAlias = Callable[[trio.abc.Stream, str], Awaitable[None]]
 
 
 class SendsNow(Protocol):
-    """A stream that can also send without waiting. It saves the writer task a wake-up, a fifth of a short round trip."""
+    """A stream that can also send without waiting, which saves the writer task a wake-up for each short message."""
 
     def send_now(self, data: bytes | bytearray | memoryview) -> int:
         """Hand over what fits at once, 0 bytes if nothing does; never while a `send_all` is under way. Does not raise:

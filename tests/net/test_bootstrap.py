@@ -1,0 +1,115 @@
+"""Bootstrap lists: what they may hold, where they are looked for, and how a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmnode.errors import UsageError
+from swarmnode.identity import NodeKey
+from swarmnode.net.address import PeerAddress
+from swarmnode.net.bootstrap import default_list_path, find_peers, parse_list, read_list
+
+NODE = NodeKey.from_seed(bytes(32)).node_id
+OTHER = NodeKey.from_seed(bytes([1]) * 32).node_id
+
+LIST = f"""
+# friends
+swarm://{NODE}@backbone.example.org:4790   # at home
+
+swarm://{OTHER}@192.0.2.10:1
+\tswarm://{OTHER}@[2001:DB8::10]:65535
+swarm://{NODE}@backbone.example.org:4790
+"""
+
+
+def test_names_ipv4_ipv6_comments_blank_lines_and_repeats() -> None:
+    assert parse_list(LIST, "x") == (
+        PeerAddress(NODE, "backbone.example.org", 4790),
+        PeerAddress(OTHER, "192.0.2.10", 1),
+        PeerAddress(OTHER, "2001:db8::10", 65535),
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("backbone.example.org:4790", "starts with swarm://"),
+        ("http://x@y:1", "starts with swarm://"),
+        (f"swarm://{NODE}", "@ is missing"),
+        (f"swarm://{NODE}@host", "has no port"),
+        (f"swarm://{NODE}@host:", "is not a port"),
+        (f"swarm://{NODE}@host:0", "is not a port"),
+        (f"swarm://{NODE}@host:65536", "is not a port"),
+        (f"swarm://{NODE}@host:٣", "is not a port"),
+        (f"swarm://{NODE}@host:4790/path", "is not a port"),
+        (f"swarm://{NODE}@2001:db8::10:4790", "stands in brackets"),
+        (f"swarm://{NODE}@[2001:db8::zz]:4790", "is not an IPv6 address"),
+        (f"swarm://{NODE}@[]:4790", "is not an IPv6 address"),
+        (f"swarm://{NODE}@:4790", "neither a DNS name nor an IP address"),
+        (f"swarm://{NODE}@-host:4790", "neither a DNS name nor an IP address"),
+        (f"swarm://{NODE}@ho st:4790", "neither a DNS name nor an IP address"),
+        (f"swarm://{NODE}@300.1.1.1:4790", "is not an IPv4 address"),
+        (f"swarm://{NODE}@{'a.' * 200}b:4790", "neither a DNS name nor an IP address"),
+        (f"swarm://{'a' * 51}@host:4790", "has 52 characters, not 51"),
+        (f"swarm://{'1' * 52}@host:4790", "only the letters a-z"),
+        (f"swarm://{str(NODE)[:-1]}b@host:4790", "mistyped"),
+        (f"swarm://{'a' * 52}@host:4790", "weak key"),
+        ("swarm://" + "x" * 600, "an address of 608 characters"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_reason(entry: str, reason: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_list(f"# first\n\n{entry}\n", "peers.txt")
+    assert str(error.value).startswith("peers.txt, line 3: ")
+    assert reason in str(error.value)
+
+
+def test_an_address_is_read_back_as_it_is_written() -> None:
+    for host in ("localhost", "192.0.2.10", "2001:db8::10"):
+        address = PeerAddress(NODE, host, 4790)
+        assert PeerAddress.parse(str(address)) == address
+
+
+def test_arguments_go_before_the_variable_and_the_variable_before_the_file(tmp_path: Path) -> None:
+    default = tmp_path / "default.txt"
+    named = tmp_path / "named.txt"
+    first, second, third = (f"swarm://{NODE}@host:{port}" for port in (1, 2, 3))
+    assert find_peers([], {}, default) == ()
+    default.write_text(third)
+    assert [peer.port for peer in find_peers([], {}, default)] == [3]
+    assert [peer.port for peer in find_peers([], {"SWARMNODE_BOOTSTRAP": f"{first}, {second}"}, default)] == [
+        1,
+        2,
+    ]
+    named.write_text(f"{second}\n{first}\n")
+    found = find_peers([str(named), first], {"SWARMNODE_BOOTSTRAP": third}, default)
+    assert [peer.port for peer in found] == [2, 1]
+
+
+def test_what_is_neither_address_nor_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--bootstrap: 'nowhere' is neither an address"):
+        find_peers(["nowhere"], {}, tmp_path / "none")
+    with pytest.raises(UsageError, match="SWARMNODE_BOOTSTRAP 'swarm://x': "):
+        find_peers([], {"SWARMNODE_BOOTSTRAP": "swarm://x"}, tmp_path / "none")
+
+
+def test_lists_that_are_no_text_or_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        read_list(path)
+    path.write_bytes(b"#" * (1024 * 1024 + 1))
+    with pytest.raises(UsageError, match="over 1 MiB"):
+        read_list(path)
+    path.write_bytes(b"\xef\xbb\xbf# from Windows\r\n" + f"swarm://{NODE}@host:1\r\n".encode())
+    assert len(read_list(path)) == 1
+    with pytest.raises(UsageError, match="cannot read the bootstrap list"):
+        read_list(tmp_path)
+
+
+def test_the_shipped_list_is_valid_and_the_default_place_is_ours() -> None:
+    shipped = Path(__file__).parents[2] / "bootstrap" / "peers.txt"
+    assert read_list(shipped) == ()
+    assert default_list_path().name == "peers.txt"
