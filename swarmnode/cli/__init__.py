@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import click
 
 from swarmnode import __version__
+
+# Before anything imports numpy: its BLAS is used by the self-test only, and a thread of its own for every core costs
+# 40 MB of address space and fights ggml's threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 VERBS = {
     "backbone": "Serve a model: dense path, gate and the fallback replica of every expert.",

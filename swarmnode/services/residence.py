@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
-from swarmnode.compute.layout import LayerLayout
+from swarmnode.compute.layout import ExpertTensor, LayerLayout
 from swarmnode.compute.self_test import SelfTestReport, apply_report, check_expert
 from swarmnode.config import Config
 from swarmnode.errors import BadReplyError, BudgetError
@@ -107,7 +107,7 @@ class ResidenceBuilder:
             self.report(Fetched(done_bytes, fetch_bytes))
 
         fetcher = SliceFetcher(peer, manifest, store, self.threads, self.config.store, arrived)
-        bank = await self.compute.run(lambda: ExpertBank(self.device, budget_bytes=self.budget_bytes))
+        bank = await self.compute.run(partial(self._make_bank, manifest, [*kept, *offered]))
         for item in kept:
             await self._load(manifest, store, bank, item)
         for item in offered:
@@ -119,6 +119,18 @@ class ResidenceBuilder:
             manifest.model_id, manifest.n_embd, manifest.n_expert, bank, self.compute, self.config.serve
         )
         return Residence(manifest, store, bank, server, report)
+
+    def _make_bank(self, manifest: Manifest, ranges: Sequence[ExpertRange]) -> ExpertBank:
+        """An empty bank with one block of memory for all experts of a shape, so that one graph serves them all."""
+        bank = ExpertBank(self.device, budget_bytes=self.budget_bytes, config=self.config.compute)
+        counts: dict[tuple[ExpertTensor, ...], tuple[LayerLayout, int]] = {}
+        for item in ranges:
+            layout = manifest.layers[item.layer].layout
+            count = counts.get(layout.tensors, (layout, 0))[1]
+            counts[layout.tensors] = (layout, count + item.count)
+        for layout, count in counts.values():
+            bank.reserve(layout, count)
+        return bank
 
     async def _volunteer(
         self, peer: Peer, manifest: Manifest, kept: Sequence[ExpertRange]
