@@ -5,6 +5,8 @@
 DIR holds GGUFs, `truth.json` ({file: {"greedy": {name: {"prompt": ids, "greedy": ids}}}}) and for each GGUF an
 .npz of the same name: `tokens` i32 [T], `prefill` and `decode` f32 [T, n_vocab] (all tokens in one batch, and one at
 a time). llama.cpp must have run with GGML_CPU_TILED_MM=0 and without weight repacking, f16 KV and flash attention.
+Logits are bit-equal only where ggml was built for the same CPU features on both sides (AVX512-FP16 is one that changes
+them). Exit code 0: all cosines at least MIN_COSINE and all greedy answers equal.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from swarmnode.models.base import ExpertCall, F32Array, Model, run_pass
 from swarmnode.models.registry import open_model
 from swarmnode.weights.index import ModelIndex
 
-MAX_DIFFERENCE = 0.05
+MIN_COSINE = 0.9995
+"""Between CPUs with other kernels a right engine has 0.9998; experts scaled by 0.9 or one of four dropped give less."""
 
 
 def main() -> int:
@@ -87,7 +90,7 @@ def compare(name: str, ours: F32Array, theirs: F32Array) -> bool:
     same = float((ours.argmax(1) == theirs.argmax(1)).mean())
     bits = "bit-equal" if np.array_equal(ours, theirs) else "not bit-equal"
     print(f"  {name}: max|d| {difference:.3g}, min cosine {cosine.min():.9f}, argmax {same:.0%}, {bits}")
-    return difference <= MAX_DIFFERENCE
+    return float(cosine.min()) >= MIN_COSINE
 
 
 def compare_greedy(
