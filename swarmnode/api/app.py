@@ -157,10 +157,11 @@ class _Routes:
 
 async def _json_body(request: Request) -> object:
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise UsageError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                raise UsageError(f"the body is larger than {MAX_BODY_BYTES} bytes")
     try:
         return json.loads(bytes(body))
     except (ValueError, RecursionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any, cast
 
 import trio
@@ -25,7 +26,9 @@ async def run(
     can be asked for.
     """
     config = HypercornConfig()
-    config.bind = [f"fd://{listener.socket.fileno()}"]
+    config.bind = [
+        f"fd://{os.dup(listener.socket.fileno())}"
+    ]  # Hypercorn closes it; the caller closes its own
     config.accesslog = None
     config.errorlog = log
     config.graceful_timeout = 1.0

@@ -77,7 +77,7 @@ def command(
     """Serve a model: the dense path, the gate, and every expert that no worker answers for.
 
     \b
-    Example: swarmnode backbone --model model-00001-of-00003.gguf --listen 0.0.0.0:4790
+    Example: swarmnode backbone --model model.gguf --listen 0.0.0.0:4790
     """
     set_up_logging(verbose)
     folders = folders_of(home)

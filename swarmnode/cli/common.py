@@ -20,6 +20,7 @@ import click
 from swarmnode.config import Config, Folders
 from swarmnode.errors import SwarmError
 from swarmnode.net.address import PeerAddress
+from swarmnode.net.bootstrap import find_peers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -147,7 +148,7 @@ def compute_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def peers_of(bootstrap: Sequence[str], folders: Folders) -> tuple[PeerAddress, ...]:
     """The peers given, or those of SWARMNODE_BOOTSTRAP, or of the settings folder's peers.txt."""
-    return tuple(PeerAddress.parse(text) for text in bootstrap)
+    return find_peers(bootstrap, os.environ, folders.settings / "peers.txt")
 
 
 def config_of(threads: int, deadline_ms: int | None) -> Config:

@@ -61,7 +61,8 @@ def command(
     """Hold the scarcest experts that fit the budget, and compute them for a backbone.
 
     \b
-    Example: swarmnode join --budget 300MB --bootstrap swarm://NODEID@192.168.1.5:4790
+    Example: swarmnode join --budget 300MB \\
+               --bootstrap swarm://NODEID@192.168.1.5:4790
     """
     set_up_logging(verbose)
     folders = folders_of(home)

@@ -17,7 +17,7 @@ UNITS = {
 
 def parse_bytes(text: str) -> int:
     """Bytes of "300MB" (10^6), "1.5GiB" (2^30), "512M" (2^20) or "1000"; raises ValueError otherwise."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     unit = UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is not a size; write for example 300MB or 1.5GiB")

@@ -112,26 +112,31 @@ async def run_backbone(
 ) -> None:
     """Serve a model until stopped. Raises LocalError when this machine or the model's files cannot."""
     key = NodeKey.load_or_create(options.folders.key_file)
-    api_listener = await _api_listener(options.api)
-    path = resolve_model(options.model, [Path.cwd(), options.folders.cache / "models"])
-    with ModelIndex.open(path) as index:
-        manifest = await trio.to_thread.run_sync(
-            load_or_build_manifest,
-            index,
-            options.folders.cache,
-            lambda done, total: report(Hashing(done, total)),
-        )
-        async with (
-            open_compute(options) as (gate, device),
-            loaded(options, index, device, gate) as (model, bank),
-        ):
-            backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stop_on_signal, nursery.cancel_scope)
-                places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery)
-                await nursery.start(api_serve.run, _app(backbone, index), api_listener)
-                report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
-                task_status.started()
+    async with await _api_listener(options.api) as api_listener:
+        path = resolve_model(options.model, [Path.cwd(), options.folders.cache / "models"])
+        with ModelIndex.open(path) as index:
+            await _serve_model(options, key, index, api_listener, report, task_status)
+
+
+async def _serve_model(
+    options: BackboneOptions,
+    key: NodeKey,
+    index: ModelIndex,
+    api_listener: trio.SocketListener,
+    report: Callable[[BackboneEvent], None],
+    task_status: trio.TaskStatus[None],
+) -> None:
+    manifest = await trio.to_thread.run_sync(
+        load_or_build_manifest, index, options.folders.cache, lambda done, total: report(Hashing(done, total))
+    )
+    async with open_compute(options) as (gate, device), loaded(options, index, device, gate) as (model, bank):
+        backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_on_signal, nursery.cancel_scope)
+            places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery)
+            await nursery.start(api_serve.run, _app(backbone, index), api_listener)
+            report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
+            task_status.started()
 
 
 async def start_backbone(

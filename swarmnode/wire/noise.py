@@ -132,7 +132,7 @@ class NoiseXX:
         return not self._left
 
     def write_message(self, payload: bytes) -> bytes:
-        """The next message of ours."""
+        """The next message of ours. Raises HandshakeError if the peer's key is of small order."""
         out = b""
         for token in self._next_tokens():
             if token == "e":
@@ -151,7 +151,7 @@ class NoiseXX:
             raise HandshakeError(f"a handshake message of {len(message)} bytes")
         try:
             return self._read(message)
-        except (ProtocolError, ValueError) as error:
+        except ProtocolError as error:
             raise HandshakeError(f"a handshake message does not fit: {error}") from None
 
     def split(self) -> tuple[CipherState, CipherState]:
@@ -177,11 +177,14 @@ class NoiseXX:
         return tokens
 
     def _mix_dh(self, token: str) -> None:
-        """ee, es or se: the first letter is the initiator's key. A zero result raises ValueError."""
+        """ee, es or se: the first letter is the initiator's key. Raises HandshakeError for a key of small order."""
         mine, theirs = (token[0], token[1]) if self._is_initiator else (token[1], token[0])
         private = self._ephemeral if mine == "e" else self._static
         public = self._remote_ephemeral if theirs == "e" else self.remote_static
-        self._symmetric.mix_key(private.exchange(X25519PublicKey.from_public_bytes(public)))
+        try:
+            self._symmetric.mix_key(private.exchange(X25519PublicKey.from_public_bytes(public)))
+        except ValueError:  # the shared secret would be zero, whatever our key
+            raise HandshakeError("a key of small order") from None
 
 
 def _take(data: bytes, n_bytes: int) -> tuple[bytes, bytes]:

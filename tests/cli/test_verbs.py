@@ -1,0 +1,144 @@
+"""Verbs that need no network: what they print, what they refuse, and how."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from gguf import GGUFReader
+
+from swarmnode.cli import VERBS, main
+from swarmnode.cli.common import parse_host_port
+from swarmnode.weights.catalog import bundled_model
+
+
+def run(*arguments: str, home: Path | None = None) -> Result:
+    environment = {} if home is None else {"SWARMNODE_HOME": str(home)}
+    return CliRunner().invoke(main, list(arguments), env=environment)
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_help_has_an_example_and_fits(verb: str) -> None:
+    result = run(verb, "--help")
+    assert result.exit_code == 0
+    assert f"swarmnode {verb}" in result.output
+    assert "Example:" in result.output
+    assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+def test_the_list_of_verbs() -> None:
+    result = run("--help")
+    assert all(verb in result.output for verb in VERBS)
+    assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+def test_identity_is_made_once(tmp_path: Path) -> None:
+    first, second = run("identity", home=tmp_path), run("identity", home=tmp_path)
+    assert "(new)" in first.output
+    assert "(new)" not in second.output
+    assert first.output.split()[2] == second.output.split()[2]
+
+
+def test_inspect_prints_the_bundled_model() -> None:
+    result = run("inspect")
+    assert result.exit_code == 0
+    assert "bytes of one expert" in result.output
+    assert "ffn_down_exps" in result.output
+    about = json.loads(run("inspect", "--json").output)
+    assert about["experts"] >= 16
+    assert about["quantisation"]["ffn_gate_exps"] == {"Q4_K": about["layers"]}
+    assert about["quantisation"]["ffn_down_exps"] == {"Q6_K": about["layers"]}
+    assert about["bytes"] <= 12_000_000
+
+
+def test_shard_writes_a_gguf(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    result = run(
+        "shard", str(bundled_model()), "--layers", "0:2", "--experts", "0:3", "-o", str(out), home=tmp_path
+    )
+    assert result.exit_code == 0, result.output
+    reader = GGUFReader(out)
+    assert {tensor.name for tensor in reader.tensors} >= {
+        "blk.0.ffn_up_exps.weight",
+        "blk.1.ffn_down_exps.weight",
+    }
+    assert reader.tensors[0].shape[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--layers", "0:99", "--experts", "0:3"], "no routed experts in layer"),
+        (["--layers", "0:1", "--experts", "0:99"], "has experts 0 to"),
+        (["--layers", "1:1", "--experts", "0:3"], "no range"),
+        (["--layers", "a:b", "--experts", "0:3"], "no range"),
+        (["--layers", "-1:2", "--experts", "0:3"], "no range"),
+    ],
+)
+def test_shard_refuses_wrong_ranges(tmp_path: Path, arguments: list[str], says: str) -> None:
+    out = tmp_path / "out.gguf"
+    result = run("shard", str(bundled_model()), *arguments, "-o", str(out), home=tmp_path)
+    assert result.exit_code == 1
+    assert says in result.output
+    assert not out.exists()
+
+
+def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
+    out = tmp_path / "x-00001-of-00002.gguf"
+    result = run("shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(out))
+    assert result.exit_code == 1
+    assert "split" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["join", "--budget", "1x"], 2, "not a size"),
+        (["join"], 2, "--budget"),
+        (["join", "--budget", "3MB"], 1, "no peer is known"),
+        (["join", "--budget", "3MB", "--bootstrap", "nonsense"], 1, "neither an address"),
+        (["join", "--budget", "3MB", "--bootstrap", "swarm://abc@h:1"], 1, "52 characters"),
+        (["backbone", "--model", "no-such-model"], 1, "no file and no known model"),
+        (["backbone", "--api", "0.0.0.0:1"], 1, "loopback only"),
+        (["backbone", "--listen", "127.0.0.1:xyz"], 2, "HOST:PORT"),
+        (["inspect", "nothing.gguf"], 1, "no file and no known model"),
+        (["generate", "hi", "--api", "127.0.0.1:9"], 1, "no backbone answers"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
+    result = run(*arguments, home=tmp_path)
+    assert result.exit_code == code
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+        ("host", ("host", 7)),
+        (":5", ("127.0.0.1", 5)),
+        ("[::1]:5", ("::1", 5)),
+        ("[::1]", ("::1", 7)),
+        ("::1", ("::1", 7)),
+    ],
+)
+def test_host_and_port(text: str, place: tuple[str, int]) -> None:
+    assert parse_host_port(text, 7) == place
+
+
+def test_a_worker_needs_nothing_of_the_backbones_extra() -> None:
+    """A phone installs the base dependencies only."""
+    code = (
+        "import sys\n"
+        "for name in ('tokenizers', 'jinja2', 'starlette', 'hypercorn', 'httpx'):\n"
+        "    sys.modules[name] = None\n"
+        "import swarmnode.cli.join, swarmnode.cli.identity, swarmnode.cli.inspect, swarmnode.cli.shard\n"
+        "import swarmnode.cli.doctor\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
