@@ -278,6 +278,8 @@ class Connection:
             self._unknown_replies += 1
             if self._unknown_replies > UNKNOWN_REPLY_BUDGET:
                 raise ProtocolError("unknown_reply", f"reply to {frame.request_id}, which is not in flight")
+        elif not (asked.outgoing.has_left or asked.is_cancelled):
+            raise ProtocolError("wrong_reply", f"a reply to {frame.request_id}, which is not all sent")
         item = self._inbox.start_untrusted(frame)
         if asked is not None and not isinstance(item.message, (Refused, *asked.replies)):
             raise ProtocolError("wrong_reply", f"{type(item.message).__name__} does not answer this request")
@@ -295,10 +297,6 @@ class Connection:
         asked = self._asked.pop(item.request_id, None)
         if asked is None or asked.is_cancelled:
             return
-        if not asked.outgoing.has_left:
-            # Answered before it was all sent (refused, as a rule): the rest of the body need not travel.
-            self._outbox.drop(asked.outgoing)
-            self._put_bare(FrameType.CANCEL, item.request_id)
         events.append(ReplyReceived(item.request_id, item.message, item.view()))
 
     def _receive_cancel(self, frame: Frame, events: list[Event]) -> None:

@@ -112,7 +112,7 @@ PROTOCOL_ERRORS = {
     "duplicate_id": "a request id that is in flight already, or of the wrong side",
     "too_many_requests": "more requests in flight than the receiver's settings allow",
     "interleaved": "a message began in a traffic class in which another one is incomplete",
-    "wrong_reply": "a reply of a type that does not answer the request",
+    "wrong_reply": "a reply of a type that does not answer the request, or before all of the request was sent",
     "unknown_reply": "too many replies to ids that are not in flight",
     "flood": "pings faster than the answers can be written",
     "no_version": "no protocol version in common",
