@@ -92,6 +92,9 @@ class DispatchConfig:
     probe_min_cosine: float = 0.995
     """A probe's answer against the local replica: devices that compute K-quants with float or 8-bit activations
     differ by 3e-4, a wrong expert or noise by about 1."""
+    audit_share: float = 1 / 32
+    """Share of a worker's answers of which one row is recomputed before use. A worker that lies in every answer is
+    found within 32 on average (8 tokens at 4 remote layers), for 1/32 of a pair's compute each."""
     probe_backoff_max_s: float = 32.0
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
 

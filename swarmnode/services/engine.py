@@ -122,9 +122,10 @@ class Engine:
             routing, workers = self._members.routing()
             result = await self._compute.run(partial(forward.advance, routing))
             while isinstance(result, RemoteLayer):
-                finish = await self.remote.layer(result, workers, account)
+                pending = await self.remote.layer(result, workers, account)
                 routing, workers = self._members.routing()
-                result = await self._compute.run(partial(forward.advance, routing, finish))
+                result = await self._compute.run(partial(forward.advance, routing, pending.finish))
+                pending.settle()
             account.pairs += forward.pairs
             account.layers += self.model.n_layer
             return result

@@ -115,3 +115,10 @@ class ForwardPass:
     def close(self) -> None:
         """Abandon the pass (the slot's state is then unusable until reset)."""
         self._steps.close()
+
+
+def cosine(a: F32, b: F32) -> float:
+    """Cosine of two vectors in float64; 0 when one of them is zero."""
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    length = float(np.sqrt((left @ left) * (right @ right)))
+    return float(left @ right) / length if length else 0.0

@@ -10,12 +10,12 @@ import logging
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import DispatchConfig
 from swarmnode.errors import BadReplyError, RemoteError
+from swarmnode.services.forward import cosine
 from swarmnode.services.members import Members, Standing, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Rows
@@ -98,10 +98,3 @@ class Prober:
             return False
         self.members.probe_passed(worker)
         return True
-
-
-def cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
-    """Cosine of two vectors in float64; 0 when one of them is zero."""
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    length = float(np.sqrt((left @ left) * (right @ right)))
-    return float(left @ right) / length if length else 0.0

@@ -6,8 +6,9 @@ lost or lying and the layer is still right. A worker that failed once is out of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import random
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError
 from swarmnode.models.base import ExpertCall
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
 from swarmnode.services.account import Account, WorkerShare
-from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, share_weights
+from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, cosine, share_weights
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Rows
@@ -28,6 +29,9 @@ from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untruste
 
 F32: TypeAlias = npt.NDArray[np.float32]
 
+
+MIN_AUDIT_COSINE = 0.995
+"""A recomputed row against the worker's: see DispatchConfig.probe_min_cosine."""
 
 HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
 """Refusals that say nothing against a worker: it works, just not on this."""
@@ -50,11 +54,78 @@ EXACT = WireForm("experts", "f32")
 
 
 @dataclass
-class _Gathered:
-    """Results of one layer's remote shares while they come in."""
+class _Answer:
+    """A worker's rows for a share, and whether a sample of them is recomputed before use."""
 
-    done: list[tuple[Share, F32]] = field(default_factory=list)
-    failed: list[Share] = field(default_factory=list)
+    worker: Worker
+    share: Share
+    values: F32
+    audited: bool
+
+
+class PendingLayer:
+    """A layer whose remote part has come, or has not and never will.
+
+    `finish` belongs on the compute thread, so that the caller can go on with the next layer in the same hop; `settle`
+    afterwards on trio's, where accounts and standings live.
+    """
+
+    def __init__(
+        self, call: ExpertCall, bank: ExpertBank, members: Members, account: Account, exact: bool
+    ) -> None:
+        self._call = call
+        self._bank = bank
+        self._members = members
+        self._account = account
+        self._exact = exact
+        self._combiner = Combiner(call, exact)
+        self.answers: list[_Answer] = []
+        self.failed: list[Share] = []
+        self._wrong: list[_Answer] = []
+
+    def add_local(self, share: Share) -> None:
+        """Compute the backbone's own share. Compute thread."""
+        self._combiner.add(share, compute_share(self._bank, self._call, share, self._exact))
+
+    def finish(self) -> F32:
+        """Audit, compute what nobody answered (or answered wrong), and sum: f32 [T, n_embd]. Compute thread."""
+        for answer in self.answers:
+            if answer.audited and not self._holds(answer):
+                self._wrong.append(answer)
+            else:
+                self._combiner.add(answer.share, answer.values)
+        missing = self.failed + [answer.share for answer in self._wrong]
+        if missing:
+            self.add_local(merge_shares(missing, self._call.ids))
+        return self._combiner.result()
+
+    def settle(self) -> None:
+        """Count the layer and quarantine who failed the audit. Trio's thread, after `finish`."""
+        self._account.remote_layers += 1
+        for answer in self.answers:
+            self._account.remote += len(answer.share.flat)
+        self._account.fallback += sum(len(share.flat) for share in self.failed)
+        for answer in self._wrong:
+            self._account.remote -= len(answer.share.flat)
+            self._account.fallback += len(answer.share.flat)
+            self._members.quarantine(
+                answer.worker, f"wrong rows for layer {self._call.layer}, found by recomputing"
+            )
+
+    def _holds(self, answer: _Answer) -> bool:
+        """Recompute the share's last row (exact form: its last pair) and compare."""
+        share = answer.share
+        first = len(share.flat) - 1
+        if not self._exact:
+            first = int(np.searchsorted(share.pair_row, share.pair_row[-1]))
+        sample = Share(
+            share.flat[first:],
+            share.rows[-1:],
+            np.zeros(len(share.flat) - first, np.int32),
+            share.pair_expert[first:],
+        )
+        expected = compute_share(self._bank, self._call, sample, self._exact)
+        return cosine(expected[0], answer.values[-1]) >= MIN_AUDIT_COSINE
 
 
 class RemoteExperts:
@@ -68,6 +139,7 @@ class RemoteExperts:
         members: Members,
         config: DispatchConfig,
         form: WireForm,
+        rng: random.Random | None = None,
     ) -> None:
         self._model_id = model_id
         self._bank = bank
@@ -75,32 +147,22 @@ class RemoteExperts:
         self._members = members
         self._config = config
         self._form = form
+        self._rng = rng or random.Random()
 
-    async def layer(
-        self, layer: RemoteLayer, workers: tuple[Worker, ...], account: Account
-    ) -> Callable[[], F32]:
-        """Gather all parts of the layer; returns the last step, to be run on the compute thread.
-
-        The last step computes what no worker answered and sums everything: f32 [T, n_embd]. It is returned rather
-        than run so that the caller can go on with the next layer in the same hop to the compute thread.
-        """
+    async def layer(self, layer: RemoteLayer, workers: tuple[Worker, ...], account: Account) -> PendingLayer:
+        """Send the workers' shares, compute the own one meanwhile, and wait for the answers or their deadlines."""
         call, plan = layer.call, layer.plan
-        combiner = Combiner(call, self._form.exact)
-        gathered = _Gathered()
+        pending = PendingLayer(call, self._bank, self._members, account, self._form.exact)
         async with trio.open_nursery() as nursery:
             for index, share in plan.remote:
                 deadline_s = self._config.share_deadline_s(len(share.flat))
                 for piece in split_share(share, call.ids, workers[index].max_rows):
-                    nursery.start_soon(self._ask, workers[index], call, piece, deadline_s, gathered, account)
+                    nursery.start_soon(self._ask, workers[index], call, piece, deadline_s, pending, account)
             if plan.local is not None:
-                local = plan.local
-                values = await self._compute.run(
-                    lambda: compute_share(self._bank, call, local, self._form.exact)
-                )
-                combiner.add(local, values)
+                await self._compute.run(partial(pending.add_local, plan.local))
             started_s = trio.current_time()
         account.wait_s += trio.current_time() - started_s
-        return self._finish(call, combiner, gathered, account)
+        return pending
 
     async def _ask(
         self,
@@ -108,7 +170,7 @@ class RemoteExperts:
         call: ExpertCall,
         share: Share,
         deadline_s: float,
-        gathered: _Gathered,
+        pending: PendingLayer,
         account: Account,
     ) -> None:
         """Send one share and take its reply; a share that fails in any way is left for the local replica."""
@@ -131,9 +193,10 @@ class RemoteExperts:
         entry.wait_s += trio.current_time() - started_s
         if values is None:
             entry.late += 1
-            gathered.failed.append(share)
+            pending.failed.append(share)
             return
-        gathered.done.append((share, values))
+        audited = self._rng.random() < self._config.audit_share
+        pending.answers.append(_Answer(worker, share, values, audited))
         entry.pairs += len(share.flat)
         worker.tally.pairs += len(share.flat)
         self._members.answered(worker)
@@ -163,21 +226,3 @@ class RemoteExperts:
     def encoding_for(self, rows: F32) -> str:
         """The encoding of these rows and of the reply: f32 instead of f16 when a number is too large for f16."""
         return pick_encoding(rows, self._form.encoding)
-
-    def _finish(
-        self, call: ExpertCall, combiner: Combiner, gathered: _Gathered, account: Account
-    ) -> Callable[[], F32]:
-        for share, values in gathered.done:
-            combiner.add(share, values)
-            account.remote += len(share.flat)
-        account.remote_layers += 1
-        missing = merge_shares(gathered.failed, call.ids) if gathered.failed else None
-        if missing is not None:
-            account.fallback += len(missing.flat)
-
-        def finish() -> F32:
-            if missing is not None:
-                combiner.add(missing, compute_share(self._bank, call, missing, self._form.exact))
-            return combiner.result()
-
-        return finish

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 
-from swarmnode.config import Config
+from swarmnode.config import Config, DispatchConfig
 from swarmnode.errors import RequestRefusedError
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.services.members import Standing
-from swarmnode.services.remote_experts import WireForm
+from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
 from swarmnode.wire.messages import Experts, Message, Rows
 from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES
@@ -227,6 +228,39 @@ async def test_a_worker_with_wrong_numbers_never_gets_a_row(tiny_model: Path, tm
     assert account.workers == {}
 
 
+@pytest.mark.parametrize("form", [EXACT, WireForm()], ids=str)
+async def test_plausible_wrong_rows_are_found_by_recomputing(
+    tiny_model: Path, tmp_path: Path, form: WireForm
+) -> None:
+    """cases.md 14. With an audit of every answer not one wrong row is used."""
+    lying = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def liar(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            reply, parts = await handler(peer, message, body)
+            assert isinstance(reply, Rows)
+            kind = np.float32 if reply.encoding == "f32" else np.float16
+            values = np.frombuffer(b"".join(bytes(part) for part in parts), kind)
+            return reply, ((np.roll(values, 1) if lying else values).tobytes(),)
+
+        return liar
+
+    config = replace(Config(), dispatch=replace(DispatchConfig(), audit_share=1.0))
+    async with open_swarm(tiny_model, tmp_path, form=form, config=config) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 8)
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        honest, account = await swarm.generate(PROMPT, 8)
+        assert honest == alone
+        assert account.remote == account.pairs, "honest rows pass the audit"
+        lying = True
+        helped, account = await swarm.generate(PROMPT, 8)
+        (member,) = swarm.backbone.members.workers
+    assert helped == alone
+    assert account.remote == 0
+    assert member.standing is Standing.QUARANTINED
+    assert "recomputing" in member.reason
+
+
 async def test_a_busy_worker_is_not_punished(tiny_model: Path, tmp_path: Path) -> None:
     busy = False
 
@@ -275,15 +309,18 @@ async def test_many_conversations_at_once(tiny_model: Path, tmp_path: Path) -> N
     assert [together[number] for number in range(len(prompts))] == alone
 
 
+def cancel_at_third(scope: trio.CancelScope, count: int) -> None:
+    if count == 3:
+        scope.cancel()
+
+
 async def test_a_cancelled_answer_frees_its_slot(tiny_model: Path, tmp_path: Path) -> None:
     async with open_swarm(tiny_model, tmp_path) as swarm:
         alone, _ = await swarm.generate(PROMPT, 6)
         await swarm.join(ALL_BYTES // 2)
         for _ in range(5):  # more often than there are slots
             with trio.CancelScope() as scope:
-                await swarm.generate(
-                    PROMPT, 6, lambda count, scope=scope: scope.cancel() if count == 3 else None
-                )
+                await swarm.generate(PROMPT, 6, partial(cancel_at_third, scope))
             assert scope.cancelled_caught
         again, _ = await swarm.generate(PROMPT, 6)
     assert again == alone
