@@ -16,6 +16,7 @@ from swarmnode.cli.common import (
     config_of,
     folders_of,
     home_option,
+    max_rows_option,
     network_option,
     parse_host_port,
     peers_of,
@@ -23,6 +24,7 @@ from swarmnode.cli.common import (
     set_up_logging,
     verbose_option,
 )
+from swarmnode.cli.memory import return_freed_memory
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.errors import UsageError
@@ -44,6 +46,7 @@ from swarmnode.services.reports import (
 @bootstrap_option
 @click.option("--listen", help="Also let backbones dial this node, HOST:PORT.")
 @compute_options
+@max_rows_option
 @network_option
 @home_option
 @verbose_option
@@ -54,6 +57,7 @@ def command(
     listen: str | None,
     device: str | None,
     threads: int,
+    max_rows: int | None,
     network: str,
     home: Path | None,
     verbose: int,
@@ -64,6 +68,7 @@ def command(
     Example: swarmnode join --budget 300MB \\
                --bootstrap swarm://NODEID@192.168.1.5:4790
     """
+    return_freed_memory()
     set_up_logging(verbose)
     folders = folders_of(home)
     peers = peers_of(bootstrap, folders)
@@ -78,7 +83,7 @@ def command(
         bootstrap=peers,
         listen=None if listen is None else parse_host_port(listen, DEFAULT_SWARM_PORT),
         device=device,
-        config=config_of(threads, None),
+        config=config_of(threads, None, max_rows),
         budget_bytes=budget,
     )
     trio.run(partial(run_worker, options, _Face().show))

@@ -216,8 +216,7 @@ class ExpertBank:
         total = PairSum(rows.shape[0], rows.shape[1])
         for start in range(0, pair_row.size, self._max_rows):
             piece = slice(start, start + self._max_rows)
-            y: Rows = np.empty((pair_row[piece].size, rows.shape[1]), np.float32)
-            self._compute_pairs(place, rows, pair_row[piece], pair_expert[piece], y)
+            y = self._pair_rows(place, rows, pair_row[piece], pair_expert[piece])
             total.add(y, pair_row[piece], pair_weight[piece])
         return total.total
 
@@ -266,6 +265,16 @@ class ExpertBank:
             return True
         ordered = np.sort(ids, axis=1)
         return not (ordered[:, 1:] == ordered[:, :-1]).any()
+
+    def _pair_rows(self, place: _Layer, rows: Rows, pair_row: Ids, pair_expert: Ids) -> Rows:
+        """y f32[P, E] for at most max_rows pairs: where one graph computes them all, its memory, without a copy."""
+        home = int(place.segment_of[pair_expert[0]])
+        if (place.segment_of[pair_expert] == home).all():
+            slots = place.slot_of[pair_expert]
+            return self._run_piece(place.shape, place.segment(home), rows[pair_row], slots)
+        y: Rows = np.empty((pair_row.size, rows.shape[1]), np.float32)
+        self._compute_pairs(place, rows, pair_row, pair_expert, y)
+        return y
 
     def _compute_pairs(
         self, place: _Layer, rows: Rows, pair_row: Ids, pair_expert: Ids, out: npt.NDArray[np.float32]

@@ -108,12 +108,13 @@ class ResidenceBuilder:
 
         fetcher = SliceFetcher(peer, manifest, store, self.threads, self.config.store, arrived)
         bank = await self.compute.run(partial(self._make_bank, manifest, [*kept, *offered]))
+        tester = BankTester(bank, self.config.compute.self_test_widths)
         for item in kept:
-            await self._load(manifest, store, bank, item)
+            await self._load(manifest, store, tester, item)
         for item in offered:
             await fetcher.fetch(item)
-            await self._load(manifest, store, bank, item)
-        report = await self.compute.run(partial(self_test, bank, self.config.compute.self_test_widths))
+            await self._load(manifest, store, tester, item)
+        report = tester.report
         self.report(Tested(report))
         server = ExpertServer(
             manifest.model_id, manifest.n_embd, manifest.n_expert, bank, self.compute, self.config.serve
@@ -165,26 +166,43 @@ class ResidenceBuilder:
                 left_bytes -= n_bytes
         return kept
 
-    async def _load(self, manifest: Manifest, store: SliceStore, bank: ExpertBank, item: ExpertRange) -> None:
+    async def _load(
+        self, manifest: Manifest, store: SliceStore, tester: BankTester, item: ExpertRange
+    ) -> None:
         layout = manifest.layers[item.layer].layout
         for expert in item.experts:
             slabs = await self.threads.run(partial(_read_slabs, store, layout, expert))
-            await self.compute.run(partial(bank.add, layout, expert, slabs))
+            await self.compute.run(partial(tester.bank.add, layout, expert, slabs))
+            await self.compute.run(partial(tester.loaded, item.layer, expert))
 
 
-def self_test(bank: ExpertBank, widths: Sequence[int]) -> SelfTestReport:
-    """Test one held expert for every combination of tensor types, and cut the bank's batches to what is good.
+class BankTester:
+    """Tests the first expert of every combination of tensor types as soon as it is loaded.
 
-    DeviceError when not even single rows come out right. Runs on the compute thread.
+    So a device that computes wrong is found before the rest is downloaded, and the test's work memory (50 MB at the
+    real sizes) is not needed on top of a full budget.
     """
-    tested: dict[tuple[int, ...], SelfTestReport] = {}
-    for layer, experts in bank.holdings.items():
-        types = tuple(tensor.ggml_type for tensor in bank.layout(layer).tensors)
-        if types not in tested:
-            tested[types] = check_expert(bank, layer, min(experts), widths)
-            apply_report(bank, tested[types])
-    results = tuple(result for report in tested.values() for result in report.results)
-    return SelfTestReport(bank.device.info.name, results)
+
+    def __init__(self, bank: ExpertBank, widths: Sequence[int]) -> None:
+        self.bank = bank
+        self._widths = widths
+        self._tested: dict[tuple[int, ...], SelfTestReport] = {}
+
+    @property
+    def report(self) -> SelfTestReport:
+        """All results so far."""
+        results = tuple(result for report in self._tested.values() for result in report.results)
+        return SelfTestReport(self.bank.device.info.name, results)
+
+    def loaded(self, layer: int, expert: int) -> None:
+        """Test this expert if none of its types was, and cut the bank's batches to what is good.
+
+        DeviceError when not even single rows come out right. Runs on the compute thread.
+        """
+        types = tuple(tensor.ggml_type for tensor in self.bank.layout(layer).tensors)
+        if types not in self._tested:
+            self._tested[types] = check_expert(self.bank, layer, expert, self._widths)
+            apply_report(self.bank, self._tested[types])
 
 
 def _read_slabs(store: SliceStore, layout: LayerLayout, expert: int) -> dict[str, bytes]:

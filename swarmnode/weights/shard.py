@@ -141,12 +141,10 @@ class ShardFile:
         """True if this is a shard of that model and every slab has its hash."""
         if self.model_id != manifest.model_id:
             return False
-        sound = all(
+        return all(
             layer in manifest.layers and self._verify_expert(manifest, layer, expert)
             for layer, expert in self._position
         )
-        self._file.release_pages()
-        return sound
 
     def read_slab(self, layer: int, expert: int, kind: str) -> bytes:
         """A copy of one expert's bytes, without keeping the file's pages in memory. KeyError as `slab`."""
@@ -166,11 +164,13 @@ class ShardFile:
         self._file.close()
 
     def _verify_expert(self, manifest: Manifest, layer: int, expert: int) -> bool:
-        return all(
+        sound = all(
             tensor_name(layer, kind) in self._file.tensors
             and manifest.check_slab(layer, expert, kind, self.slab(layer, expert, kind))
             for kind in manifest.layers[layer].layout.kinds
         )
+        self._file.release_pages()
+        return sound
 
     def _value(self, key: str, kind: ValueType) -> Any:
         stored = self._file.metadata.get(key)

@@ -1,0 +1,26 @@
+"""Keeps what a process takes from the system close to what it uses: a worker's budget is a promise."""
+
+from __future__ import annotations
+
+import ctypes
+
+from swarmnode.config import MIB
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+
+
+def return_freed_memory() -> None:
+    """Make glibc's malloc give large blocks back as soon as they are freed; call it before threads start.
+
+    By itself it keeps up to 32 MiB of them, for each thread that ever freed one: after a download of 300 MB a worker
+    held 25 MB that nobody used. Other C libraries are left as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return
+    libc.mallopt(_M_ARENA_MAX, 1)
+    libc.mallopt(_M_MMAP_THRESHOLD, MIB)  # setting it also ends its growth to 32 MiB
+    libc.mallopt(_M_TRIM_THRESHOLD, 2 * MIB)
