@@ -146,15 +146,28 @@ def compute_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def max_rows_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--max-rows N`: the widest batch to test and to compute."""
+    return click.option(
+        "--max-rows",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Widest batch to test and use; for drivers that take minutes to compile their kernels.",
+    )(function)
+
+
 def peers_of(bootstrap: Sequence[str], folders: Folders) -> tuple[PeerAddress, ...]:
     """The peers given, or those of SWARMNODE_BOOTSTRAP, or of the settings folder's peers.txt."""
     return find_peers(bootstrap, os.environ, folders.settings / "peers.txt")
 
 
-def config_of(threads: int, deadline_ms: int | None) -> Config:
+def config_of(threads: int, deadline_ms: int | None, max_rows: int | None = None) -> Config:
     """The defaults with what was given on the command line."""
     config = Config()
+    compute = replace(config.compute, n_threads=threads)
+    if max_rows is not None:
+        compute = replace(compute, max_rows=max_rows)
     dispatch = config.dispatch
     if deadline_ms is not None:
         dispatch = replace(dispatch, deadline_s=deadline_ms / 1e3)
-    return replace(config, compute=replace(config.compute, n_threads=threads), dispatch=dispatch)
+    return replace(config, compute=compute, dispatch=dispatch)

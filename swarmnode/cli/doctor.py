@@ -6,14 +6,14 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from swarmnode.cli.common import clear_errors, folders_of, home_option, say
+from swarmnode.cli.common import clear_errors, folders_of, home_option, max_rows_option, say
 from swarmnode.cli.sizes import format_bytes
-from swarmnode.compute.devices import build_report, list_devices, open_device
+from swarmnode.compute.devices import DeviceInfo, build_report, list_devices, open_device
 from swarmnode.compute.self_test import SelfTestReport, check_device
 from swarmnode.config import Folders
 from swarmnode.errors import SwarmError
@@ -26,9 +26,10 @@ Finding = tuple[str, str]
 
 @click.command("doctor")
 @click.option("--device", help="Test this ggml device only; default: all that are found.")
+@max_rows_option
 @home_option
 @clear_errors
-def command(device: str | None, home: Path | None) -> None:
+def command(device: str | None, max_rows: int | None, home: Path | None) -> None:
     """Check Python, ggml, devices, memory, folders and the bundled model.
 
     Exit code 1 if something would keep swarmnode from working.
@@ -40,7 +41,7 @@ def command(device: str | None, home: Path | None) -> None:
     checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _ggml,
-        lambda: _devices(device),
+        lambda: _devices(device, max_rows),
         _memory,
         lambda: _folders(folders),
         _model,
@@ -81,19 +82,30 @@ def _ggml() -> Iterator[Finding]:
         )
 
 
-def _devices(wanted: str | None) -> Iterator[Finding]:
+def _devices(wanted: str | None, max_rows: int | None) -> Iterator[Finding]:
     found = list_devices()
     for info in found:
         memory = f", {format_bytes(info.memory_total_bytes)}" if info.memory_total_bytes else ""
         yield "ok", f"device {info.name}: {info.description} ({info.kind}{memory})"
-    if all(info.kind == "cpu" for info in found):
-        yield "ok", "no GPU is used: this ggml was built for the CPU only, or finds none"
+    yield from _why_no_gpu(found)
     for name in [wanted] if wanted else [info.name for info in found if info.kind != "accel"]:
         device = open_device(name)
         try:
-            yield from _self_test(check_device(device))
+            yield from _self_test(check_device(device, max_rows=max_rows))
         finally:
             device.close()
+
+
+def _why_no_gpu(found: Sequence[DeviceInfo]) -> Iterator[Finding]:
+    if any(info.kind != "cpu" for info in found):
+        return
+    backends = build_report().backends
+    if backends == ("CPU",):
+        yield "ok", "no GPU is used: this ggml was built for the CPU only (docs/testing.md says how to build more)"
+        return
+    yield "warn", f"no GPU is used: this ggml was built for {', '.join(backends)}, but finds only the CPU here"
+    if "Vulkan" in backends and "GGML_VK_VISIBLE_DEVICES" not in os.environ:
+        yield "ok", "a Vulkan driver that runs on the CPU is passed over; GGML_VK_VISIBLE_DEVICES=0 takes it"
 
 
 def _self_test(report: SelfTestReport) -> Iterator[Finding]:

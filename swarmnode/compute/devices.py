@@ -48,6 +48,8 @@ class BuildReport:
     repack: bool
     cpu_features: tuple[str, ...]
     """Instruction sets the CPU kernels use: 'AVX2', 'NEON', ..."""
+    backends: tuple[str, ...]
+    """What it was built for: 'CPU', 'Vulkan', 'CUDA', ...; whether a device is there is another question."""
 
 
 def build_report() -> BuildReport:
@@ -60,7 +62,13 @@ def build_report() -> BuildReport:
         llamafile="LLAMAFILE" in features,
         repack="REPACK" in features,
         cpu_features=tuple(sorted(features - {"OPENMP", "LLAMAFILE", "REPACK"})),
+        backends=tuple(sorted(_backend_names())),
     )
+
+
+def _backend_names() -> list[str]:
+    registries = [api.ggml_backend_reg_get(index) for index in range(api.ggml_backend_reg_count())]
+    return [api.ggml_backend_reg_name(registry).decode("utf-8", "replace") for registry in registries]
 
 
 def list_devices() -> list[DeviceInfo]:

@@ -123,15 +123,18 @@ def check_expert(
     return SelfTestReport(bank.device.info.name, tuple(results))
 
 
-def check_device(device: Device, types: Sequence[tuple[int, int]] | None = None) -> SelfTestReport:
+def check_device(
+    device: Device, types: Sequence[tuple[int, int]] | None = None, max_rows: int | None = None
+) -> SelfTestReport:
     """The same before any weights are loaded: small random experts of the given (gate and up, down) types.
 
-    By default F32 and the mix that most files have, Q4_K with Q6_K. Takes well under a second on a CPU.
+    By default F32 and the mix that most files have, Q4_K with Q6_K. Takes well under a second on a CPU; a driver
+    that compiles its kernels on first use may take minutes, of which `max_rows` (widest batch) saves most.
     """
     results: list[WidthResult] = []
     for pair in types or ((ggml.F32, ggml.F32), (ggml.Q4_K, ggml.Q6_K)):
         layout, slabs = random_expert(256, 256, *pair)
-        bank = ExpertBank(device)
+        bank = ExpertBank(device, max_rows=max_rows)
         try:
             bank.add(layout, 0, slabs)
             results += check_expert(bank, 0, 0).results
@@ -141,15 +144,14 @@ def check_device(device: Device, types: Sequence[tuple[int, int]] | None = None)
 
 
 def apply_report(bank: ExpertBank, report: SelfTestReport) -> None:
-    """Cut the bank's batches at the widest good width; DeviceError if there is none."""
+    """Cut the bank's batches at the widest width that was tested and is good; DeviceError if there is none."""
     if report.widest_good == 0:
         worst = min(report.results, key=lambda result: result.min_cosine)
         raise DeviceError(
             f"device {report.device} computes wrong results: cosine {worst.min_cosine:.6f} against float64 at "
             f"width {worst.width} with {worst.weights} weights (at least {worst.threshold} is needed)"
         )
-    if not report.passed:
-        bank.limit_rows(min(bank.max_rows, report.widest_good))
+    bank.limit_rows(min(bank.max_rows, report.widest_good))
 
 
 def random_expert(

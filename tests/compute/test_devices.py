@@ -48,6 +48,7 @@ def test_build_report() -> None:
     assert report.ggml_version.count(".") == 2
     assert not report.openmp
     assert report.llamafile
+    assert "CPU" in report.backends
     assert not {"OPENMP", "LLAMAFILE", "REPACK"} & set(report.cpu_features)
 
 

@@ -120,12 +120,16 @@ def test_device_check_before_loading(device: Device) -> None:
     report = check_device(device)
     assert report.passed
     assert {result.weights for result in report.results} == {"F32", "Q4_K+Q6_K"}
+    assert check_device(device, max_rows=8).widest_good == 8
 
 
 def test_widths_above_max_rows_are_left_out(device: Device) -> None:
     layer = random_layer(n_expert=1)
-    bank = layer.bound(device, max_rows=9)
-    assert check_expert(bank, 0, 0).widest_good == 9
+    bank = layer.bound(device, max_rows=12)
+    report = check_expert(bank, 0, 0)
+    assert report.widest_good == 9
+    apply_report(bank, report)
+    assert bank.max_rows == 9, "what was not tested is not used"
     with pytest.raises(UsageError, match="max_rows"):
         check_expert(bank, 0, 0, widths=(16,))
     bank.close()
