@@ -101,9 +101,15 @@ def _why_no_gpu(found: Sequence[DeviceInfo]) -> Iterator[Finding]:
         return
     backends = build_report().backends
     if backends == ("CPU",):
-        yield "ok", "no GPU is used: this ggml was built for the CPU only (docs/testing.md says how to build more)"
+        yield (
+            "ok",
+            "no GPU is used: this ggml was built for the CPU only (docs/testing.md says how to build more)",
+        )
         return
-    yield "warn", f"no GPU is used: this ggml was built for {', '.join(backends)}, but finds only the CPU here"
+    yield (
+        "warn",
+        f"no GPU is used: this ggml was built for {', '.join(backends)}, but finds only the CPU here",
+    )
     if "Vulkan" in backends and "GGML_VK_VISIBLE_DEVICES" not in os.environ:
         yield "ok", "a Vulkan driver that runs on the CPU is passed over; GGML_VK_VISIBLE_DEVICES=0 takes it"
 
