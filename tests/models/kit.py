@@ -49,12 +49,18 @@ class LocalModel:
 
 @contextmanager
 def open_local(
-    path: Path, *, n_ctx: int = 512, n_slots: int = 1, n_ubatch: int = 512, own_memory: bool = False
+    path: Path,
+    *,
+    n_ctx: int = 512,
+    n_slots: int = 1,
+    n_ubatch: int = 512,
+    own_memory: bool = False,
+    device_name: str = "CPU",
 ) -> Iterator[LocalModel]:
-    """Open a GGUF on the CPU with all experts bound; `own_memory`: treat the CPU as a device that shares none."""
+    """Open a GGUF with all experts bound; `own_memory`: treat the CPU as a device that shares none."""
     with ModelIndex.open(path) as index:
-        device = open_device("CPU", 1)
-        device.is_host = not own_memory
+        device = open_device(device_name, 1)
+        device.is_host = device.is_host and not own_memory
         bank = ExpertBank(device)
         for layer, layout in index.expert_layers.items():
             stacked = {kind: index.data(f"blk.{layer}.{kind}.weight") for kind in layout.kinds}

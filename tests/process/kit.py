@@ -41,6 +41,7 @@ class RealSwarm:
     folder: Path
     nursery: trio.Nursery
     workers: list[NodeProcess] = field(default_factory=list)
+    start_timeout_s: float = START_TIMEOUT_S
 
     async def join(self, budget: str, name: str | None = None, *arguments: str) -> NodeProcess:
         """Start a worker process and return once the backbone sends it rows."""
@@ -49,7 +50,7 @@ class RealSwarm:
         join = ["join", "--budget", budget, "--bootstrap", str(self.address), *arguments]
         worker = await start_node(name, join, self.folder / name, self.nursery)
         self.workers.append(worker)
-        await worker.wait_line("serving ", START_TIMEOUT_S)
+        await worker.wait_line("serving ", self.start_timeout_s)
         await self.until_serving(before + 1)
         return worker
 
@@ -67,14 +68,22 @@ class RealSwarm:
 
 @asynccontextmanager
 async def open_real_swarm(
-    folder: Path, *, model: Path | None = None, form: WireForm = EXACT, config: Config | None = None
+    folder: Path,
+    *,
+    model: Path | None = None,
+    form: WireForm = EXACT,
+    config: Config | None = None,
+    device: str | None = None,
 ) -> AsyncIterator[RealSwarm]:
-    """A backbone of `model` (default: the bundled one), listening on loopback; ends every process it started."""
+    """A backbone of `model` (default: the bundled one) on `device`, listening on loopback; ends every process it
+    started.
+    """
     options = BackboneOptions(
         folders=Folders.under(folder / "backbone"),
         network="public",
         listen=("127.0.0.1", 0),
         form=form,
+        device=device,
         config=config or Config(),
         n_ctx=1024,
     )
