@@ -96,7 +96,8 @@ class SelfTestReport:
 def check_expert(
     bank: ExpertBank, layer: int, expert: int, widths: Sequence[int] | None = None, seed: int = 0
 ) -> SelfTestReport:
-    """Compare one held expert's outputs on Gaussian rows with the oracle, at every width up to bank.max_rows.
+    """Compare one held expert's outputs on Gaussian rows with the oracle, at every width; a width above
+    bank.max_rows counts as that.
 
     The weights are read back from the device, so a copy that went wrong is not seen here but by the
     slices' hashes. UsageError if the expert is not held; UnsupportedModelError for weights that the
@@ -105,9 +106,9 @@ def check_expert(
     layout = bank.layout(layer)
     slabs = {kind: bank.slab(layer, expert, kind) for kind in layout.kinds}
     wanted = ComputeConfig().self_test_widths if widths is None else widths
-    usable = sorted({width for width in wanted if 0 < width <= bank.max_rows})
-    if not usable:
-        raise UsageError(f"no width of {list(wanted)} is within max_rows {bank.max_rows}")
+    usable = sorted({min(width, bank.max_rows) for width in wanted})
+    if not usable or usable[0] < 1:
+        raise UsageError(f"{list(wanted)} are no widths of batches")
     rng = np.random.default_rng([seed, layer, expert, _ROWS_STREAM])
     rows = rng.standard_normal((usable[-1], layout.n_embd), np.float32)
     references = _references(bank.device, layout, slabs, rows)

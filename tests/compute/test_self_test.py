@@ -123,15 +123,16 @@ def test_device_check_before_loading(device: Device) -> None:
     assert check_device(device, max_rows=8).widest_good == 8
 
 
-def test_widths_above_max_rows_are_left_out(device: Device) -> None:
+def test_widths_up_to_max_rows_are_tested_and_only_tested_ones_are_used(device: Device) -> None:
     layer = random_layer(n_expert=1)
     bank = layer.bound(device, max_rows=12)
-    report = check_expert(bank, 0, 0)
-    assert report.widest_good == 9
-    apply_report(bank, report)
-    assert bank.max_rows == 9, "what was not tested is not used"
-    with pytest.raises(UsageError, match="max_rows"):
-        check_expert(bank, 0, 0, widths=(16,))
+    assert sorted({result.width for result in check_expert(bank, 0, 0).results}) == [1, 8, 9, 12]
+    narrow = check_expert(bank, 0, 0, widths=(1, 8))
+    apply_report(bank, narrow)
+    assert bank.max_rows == 8
+    for widths in ((), (0, 8)):
+        with pytest.raises(UsageError, match="widths"):
+            check_expert(bank, 0, 0, widths=widths)
     bank.close()
 
 

@@ -73,17 +73,15 @@ async def open_real_swarm(
     model: Path | None = None,
     form: WireForm = EXACT,
     config: Config | None = None,
-    device: str | None = None,
+    device_name: str | None = None,
 ) -> AsyncIterator[RealSwarm]:
-    """A backbone of `model` (default: the bundled one) on `device`, listening on loopback; ends every process it
-    started.
-    """
+    """A backbone of `model` (default: the bundled one), listening on loopback; ends every process it started."""
     options = BackboneOptions(
         folders=Folders.under(folder / "backbone"),
         network="public",
         listen=("127.0.0.1", 0),
         form=form,
-        device=device,
+        device=device_name,
         config=config or Config(),
         n_ctx=1024,
     )
