@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import trio
 
@@ -87,9 +88,10 @@ class _Pipe:
 class MemoryStream(trio.abc.Stream):
     """One end of a memory connection."""
 
-    def __init__(self, sending: _Pipe, receiving: _Pipe) -> None:
+    def __init__(self, sending: _Pipe, receiving: _Pipe, on_close: Callable[[], None]) -> None:
         self._sending = sending
         self._receiving = receiving
+        self._on_close = on_close
         self._is_closed = False
         self._is_sending = False
         self._is_receiving = False
@@ -138,13 +140,9 @@ class MemoryStream(trio.abc.Stream):
         self._close()
         await trio.lowlevel.checkpoint()
 
-    def break_now(self) -> None:
-        """Both ends fail at once, whatever is under way."""
-        for pipe in (self._sending, self._receiving):
-            pipe.is_broken = True
-            pipe.touch()
-
     def _close(self) -> None:
+        if not self._is_closed:
+            self._on_close()
         self._is_closed = True
         self._sending.is_ended = True
         self._receiving.is_broken = True
@@ -158,6 +156,15 @@ class MemoryStream(trio.abc.Stream):
             raise trio.BusyResourceError("another task is using this end")
 
 
+@dataclass
+class _Link:
+    """A connection that at least one end has not closed."""
+
+    ends: tuple[str, str]
+    pipes: tuple[_Pipe, _Pipe]
+    n_open: int = 2
+
+
 class MemoryNetwork:
     """Hosts, and what is wrong between them. All randomness comes from `seed`."""
 
@@ -168,8 +175,8 @@ class MemoryNetwork:
         """Share of connection attempts that fail."""
         self._random = random.Random(seed)
         self._listeners: dict[tuple[str, int], Callable[[MemoryStream, str], None]] = {}
-        self._streams: list[tuple[frozenset[str], MemoryStream]] = []
-        self._pipes: list[_Pipe] = []
+        self._links: dict[int, _Link] = {}
+        self._next_link = 0
         self._cuts: set[frozenset[str]] = set()
         self._next_port = 50_000
         self._healed = trio.lowlevel.ParkingLot()
@@ -196,10 +203,11 @@ class MemoryNetwork:
 
     def break_all(self, host: str) -> None:
         """Break every stream of a host, as when its process dies."""
-        for ends, stream in self._streams:
-            if host in ends:
-                stream.break_now()
-        self._streams = [item for item in self._streams if host not in item[0]]
+        for link in list(self._links.values()):
+            if host in link.ends:
+                for pipe in link.pipes:
+                    pipe.is_broken = True
+                    pipe.touch()
 
     async def _connect(self, source: str, host: str, port: int) -> MemoryStream:
         await trio.sleep(2 * self.latency_s)
@@ -209,15 +217,22 @@ class MemoryNetwork:
         if accept is None or self._random.random() < self.connect_loss:
             raise ConnectionRefusedError(f"nobody listens at {host} port {port}")
         there, back = _Pipe(self, source, host), _Pipe(self, host, source)
-        self._pipes += [there, back]
-        ours, theirs = MemoryStream(there, back), MemoryStream(back, there)
-        self._streams.append((frozenset((source, host)), ours))
-        accept(theirs, source)
-        return ours
+        self._next_link += 1
+        number = self._next_link
+        link = self._links[number] = _Link((source, host), (there, back))
+
+        def closed() -> None:
+            link.n_open -= 1
+            if link.n_open == 0:
+                del self._links[number]
+
+        accept(MemoryStream(back, there, closed), source)
+        return MemoryStream(there, back, closed)
 
     def _touch(self) -> None:
-        for pipe in self._pipes:
-            pipe.touch()
+        for link in list(self._links.values()):
+            for pipe in link.pipes:
+                pipe.touch()
 
 
 class MemoryHost:

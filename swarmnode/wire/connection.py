@@ -328,6 +328,10 @@ class Connection:
         del self._asked[frame.request_id]
 
     def _receive_notice(self, message: Message, events: list[Event]) -> None:
+        if isinstance(message, Bye):
+            self._shut()
+            events.append(Ended(message.code, message.reason, None))
+            return
         if isinstance(message, Settings) is not (self.state is State.SETTINGS):
             raise ProtocolError("bad_state", f"{type(message).__name__} in state {self.state.name}")
         match message:
@@ -345,9 +349,6 @@ class Connection:
                 self._put_notice(Pong(message.nonce))
             case Pong():
                 events.append(PongReceived(message.nonce))
-            case Bye():
-                self._shut()
-                events.append(Ended(message.code, message.reason, None))
 
     def _fail(self, error: HandshakeError | ProtocolError) -> Ended:
         may_answer = self.state in (State.SETTINGS, State.OPEN)

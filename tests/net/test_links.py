@@ -1,118 +1,307 @@
-"""Two nodes over the memory network: requests, refusals, crashes, cancellation, endings."""
+"""Two nodes over the memory network: requests, refusals, crashes, cancelling, endings."""
 
 from __future__ import annotations
 
-from functools import partial
+import logging
 
 import pytest
 import trio
+import trio.testing
 
-from swarmnode.config import WireConfig
-from swarmnode.errors import ConnectionLostError, HandshakeError, RequestRefusedError
-from swarmnode.identity import NodeKey
+from swarmnode.errors import ConnectionLostError, HandshakeError, RequestRefusedError, UsageError
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.links import dial, serve
-from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.net.peer import Body, Peer
 from swarmnode.testing.memory_net import MemoryNetwork
-from swarmnode.wire.endpoint import Endpoint
-from swarmnode.wire.handshake import Credentials
-from swarmnode.wire.messages import Experts, Message, Models, ModelsGet, Rows
+from swarmnode.wire.constants import TrafficClass
+from swarmnode.wire.messages import Experts, Message, Models, ModelsGet, Rows, Volunteer
 
-MODEL = bytes(32)
-PORT = 7000
-
-
-def endpoint(seed: int, network: str = "test", config: WireConfig | None = None) -> Endpoint:
-    """A node whose id repeats from run to run."""
-    key = NodeKey.from_seed(bytes([seed]) * 32)
-    return Endpoint.create(Credentials(key), network=network, agent="test", roles=("worker",), config=config)
-
-
-async def echo(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
-    """Answer with the rows that came."""
-    assert isinstance(message, Experts)
-    return Rows(message.encoding, message.n_rows, 1), (body[: len(body) - message.pair_bytes],)
-
-
-def experts(n_rows: int = 1, n_embd: int = 8) -> tuple[Experts, Body]:
-    """A request with a body of zeros."""
-    message = Experts(MODEL, 1, "experts", "f16", n_rows, 1)
-    return message, (bytes(n_rows * n_embd * 2), bytes(6))
+from .nodes import (
+    CLIENT,
+    HANDLERS,
+    MODEL,
+    PORT,
+    SERVER,
+    connected,
+    dial_from,
+    echo,
+    endpoint,
+    experts,
+    no_models,
+    serve_on,
+)
 
 
-async def start(
-    nursery: trio.Nursery, handlers: dict[type[Message], Handler], network: MemoryNetwork | None = None
-) -> Peer:
-    """A server at host b with these handlers; returns the dialer's peer at host a."""
-    network = MemoryNetwork() if network is None else network
-    server, client = endpoint(1), endpoint(2)
-    await nursery.start(partial(serve, network.host("b"), server, handlers=handlers, host=None, port=PORT))
-    address = PeerAddress(server.credentials.node_id, "b", PORT)
-    peer: Peer = await nursery.start(partial(dial, network.host("a"), address, client, handlers={}))
-    return peer
+class Slow:
+    """A handler that answers when told, and remembers what became of it."""
+
+    def __init__(self) -> None:
+        self.started = trio.Event()
+        self.go = trio.Event()
+        self.n_cancelled = 0
+
+    async def __call__(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        self.started.set()
+        try:
+            await self.go.wait()
+        except trio.Cancelled:
+            self.n_cancelled += 1
+            raise
+        return await echo(peer, message, body)
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 500, 8192])
 async def test_a_request_is_answered(n_rows: int) -> None:
     async with trio.open_nursery() as nursery:
-        peer = await start(nursery, {Experts: echo})
+        peer = await connected(nursery)
         message, body = experts(n_rows, 300)
         reply, reply_body = await peer.request(message, body)
-        assert isinstance(reply, Rows)
-        assert reply.n_rows == n_rows
+        assert reply == Rows("f16", n_rows, 1)
         assert reply_body == body[0]
         nursery.cancel_scope.cancel()
 
 
-async def test_a_refusal_is_an_error_of_that_request_only() -> None:
-    async def refuse(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
-        raise RequestRefusedError("busy", "later", 50)
+async def test_both_sides_may_ask() -> None:
+    found = []
+
+    async def ask_back(peer: Peer) -> None:
+        found.append(await peer.request(ModelsGet()))
 
     async with trio.open_nursery() as nursery:
-        peer = await start(nursery, {Experts: refuse, ModelsGet: answer_models})
+        network = MemoryNetwork()
+        address = await serve_on(nursery, network.host("b"), endpoint(SERVER), on_peer=ask_back)
+        peer = await dial_from(nursery, network.host("a"), address)
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == [(Models(()), memoryview(b""))]
+        assert peer.is_dialer
+        assert peer.node_id == address.node_id
+        assert peer.remote == "b port 7000"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_refusal_ends_that_request_only() -> None:
+    async def refuse(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        raise RequestRefusedError("busy", "later\x07", 50)
+
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, {Experts: refuse, ModelsGet: no_models})
         with pytest.raises(RequestRefusedError) as refusal:
             await peer.request(*experts())
-        assert (refusal.value.code, refusal.value.retry_after_ms) == ("busy", 50)
-        reply, _ = await peer.request(ModelsGet())
-        assert reply == Models(())
+        assert (refusal.value.code, refusal.value.reason, refusal.value.retry_after_ms) == (
+            "busy",
+            "later?",
+            50,
+        )
+        assert (await peer.request(ModelsGet()))[0] == Models(())
         nursery.cancel_scope.cancel()
 
 
-async def answer_models(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
-    """No models."""
-    return Models(()), ()
+async def test_a_crash_ends_that_request_only_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def crash(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        raise KeyError("secret detail")
 
-
-async def test_another_network_is_refused_without_an_answer() -> None:
-    network = MemoryNetwork()
-    server, client = endpoint(1), endpoint(2, network="other")
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, network.host("b"), server, handlers={}, host=None, port=PORT))
-        address = PeerAddress(server.credentials.node_id, "b", PORT)
-        with pytest.raises(HandshakeError):
-            await nursery.start(partial(dial, network.host("a"), address, client, handlers={}))
+        peer = await connected(nursery, {Experts: crash, ModelsGet: no_models})
+        with caplog.at_level(logging.ERROR), pytest.raises(RequestRefusedError) as refusal:
+            await peer.request(*experts())
+        assert (refusal.value.code, refusal.value.reason) == ("internal", "")
+        assert "the handler of Experts failed" in caplog.text
+        await peer.request(ModelsGet())
         nursery.cancel_scope.cancel()
 
 
-async def test_a_broken_stream_ends_requests_in_flight() -> None:
-    network = MemoryNetwork()
+async def test_an_answer_that_cannot_be_sent_is_a_crash(caplog: pytest.LogCaptureFixture) -> None:
+    async def wrong(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        return Rows("f16", 1, -1), (b"xx",)
 
-    async def never(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
-        await trio.sleep_forever()
-        raise AssertionError("not reached")
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, {Experts: wrong})
+        with caplog.at_level(logging.ERROR), pytest.raises(RequestRefusedError) as refusal:
+            await peer.request(*experts())
+        assert refusal.value.code == "internal"
+        assert "cannot be sent" in caplog.text
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_nobody_handles_is_unsupported() -> None:
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery)
+        with pytest.raises(RequestRefusedError, match="unsupported"):
+            await peer.request(Volunteer(MODEL, 1, ()))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_deadline_cancels_the_handler_and_the_late_reply_is_dropped() -> None:
+    slow = Slow()
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, {Experts: slow, ModelsGet: no_models}, MemoryNetwork(latency_s=0.02))
+        with pytest.raises(trio.TooSlowError):
+            with trio.fail_after(0.5):
+                await peer.request(*experts())
+        assert slow.started.is_set()
+        await peer.request(ModelsGet())
+        assert slow.n_cancelled == 1
+        # The reply and the cancel cross each other.
+        slow.go.set()
+        with pytest.raises(trio.TooSlowError):
+            with trio.fail_after(0.03):
+                await peer.request(*experts())
+        for _ in range(3):
+            await peer.request(*experts())
+        assert peer.ended is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_wrong_message_of_ours_hurts_nobody() -> None:
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery)
+        with pytest.raises(UsageError):
+            await peer.request(Experts(MODEL, -1, "experts", "f16", 1, 1), experts()[1])
+        with pytest.raises(UsageError):
+            await peer.request(experts()[0], (b"short",))
+        await peer.request(*experts())
+        nursery.cancel_scope.cancel()
+
+
+async def test_another_network_or_key_is_not_answered() -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        address = await serve_on(nursery, network.host("b"), endpoint(SERVER))
+        with pytest.raises(HandshakeError):
+            await dial_from(nursery, network.host("a"), address, endpoint(CLIENT, network="other"))
+        wrong = PeerAddress(endpoint(9).credentials.node_id, address.host, address.port)
+        with pytest.raises(HandshakeError, match="dialled"):
+            await dial_from(nursery, network.host("a"), wrong)
+        await (await dial_from(nursery, network.host("a"), address)).request(*experts())
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_there() -> None:
+    network = MemoryNetwork()
+    nobody = PeerAddress(endpoint(SERVER).credentials.node_id, "b", PORT)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(ConnectionLostError, match="b port 7000: nobody listens"):
+            await dial_from(nursery, network.host("a"), nobody)
+        network.partition(["a"], ["b"])
+        with pytest.raises(ConnectionLostError, match="did not answer in 10 s"):
+            await dial_from(nursery, network.host("a"), nobody)
+
+
+async def in_flight(nursery: trio.Nursery, network: MemoryNetwork, slow: Slow) -> tuple[Peer, trio.Event]:
+    """A request that is being worked on; the event is set once it has raised ConnectionLostError."""
+    peer = await connected(nursery, {Experts: slow}, network)
+    lost = trio.Event()
 
     async def ask() -> None:
         with pytest.raises(ConnectionLostError):
             await peer.request(*experts())
-        asked.set()
+        lost.set()
 
-    asked = trio.Event()
+    nursery.start_soon(ask)
+    await slow.started.wait()
+    return peer, lost
+
+
+async def test_a_broken_stream_ends_requests_and_handlers() -> None:
+    network, slow = MemoryNetwork(), Slow()
     async with trio.open_nursery() as nursery:
-        peer = await start(nursery, {Experts: never}, network)
-        nursery.start_soon(ask)
-        await trio.testing.wait_all_tasks_blocked()
+        peer, lost = await in_flight(nursery, network, slow)
         network.break_all("b")
-        await asked.wait()
+        await lost.wait()
         ended = await peer.wait_closed()
         assert ended is not None
+        assert ended.code == "ended"
+        await trio.testing.wait_all_tasks_blocked()
+        assert slow.n_cancelled == 1
+        with pytest.raises(ConnectionLostError):
+            await peer.request(*experts())
+        nursery.cancel_scope.cancel()
+
+
+async def test_closing_says_bye_and_ends_requests() -> None:
+    network, slow = MemoryNetwork(latency_s=0.01), Slow()
+    seen: list[Peer] = []
+
+    async def remember(peer: Peer) -> None:
+        seen.append(peer)
+
+    async with trio.open_nursery() as nursery:
+        address = await serve_on(nursery, network.host("b"), endpoint(SERVER), {Experts: slow}, remember)
+        peer = await dial_from(nursery, network.host("a"), address)
+
+        async def ask() -> None:
+            with pytest.raises(ConnectionLostError, match="leaving: see you"):
+                await peer.request(*experts())
+
+        nursery.start_soon(ask)
+        await slow.started.wait()
+        peer.close("leaving", "see you")
+        await peer.wait_closed()
+        ended = await seen[0].wait_closed()
+        assert ended is not None
+        assert (ended.code, ended.reason, ended.error) == ("leaving", "see you", None)
+        assert slow.n_cancelled == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_partition_is_noticed_by_both_sides() -> None:
+    """Half open: nothing breaks, nothing comes. Three pings of 15 s, then it is over."""
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, HANDLERS, network)
+        await trio.sleep(100)
+        assert peer.ended is None
+        assert peer.rtt_s is not None
+        started_s = trio.current_time()
+        network.partition(["a"], ["b"])
+        ended = await peer.wait_closed()
+        assert ended is not None
+        assert ended.code == "dead"
+        assert 30 < trio.current_time() - started_s <= 76
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_round_trip_time_is_measured() -> None:
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, HANDLERS, MemoryNetwork(latency_s=0.05))
+        await trio.sleep(1)
+        assert peer.rtt_s == pytest.approx(0.1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_many_at_once_and_none_is_lost() -> None:
+    """16 sessions with 20 requests each, over a slow link, more than the peer takes at once."""
+    done = []
+
+    async def session(peer: Peer, number: int) -> None:
+        for turn in range(20):
+            urgency = TrafficClass.PREFILL if number % 2 else TrafficClass.DECODE
+            reply, body = await peer.request(*experts(1 + turn * 10, 100), traffic_class=urgency)
+            assert isinstance(reply, Rows)
+            assert len(body) == 200 * reply.n_rows
+            done.append(number)
+
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork(latency_s=0.01)
+        peer = await connected(nursery, HANDLERS, network, max_requests_in_flight=4)
+        async with trio.open_nursery() as sessions:
+            for number in range(16):
+                sessions.start_soon(session, peer, number)
+        assert len(done) == 320
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_crash_beside_the_connection_ends_it_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def crash(peer: Peer) -> None:
+        raise ValueError("mine")
+
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        address = await serve_on(nursery, network.host("b"), endpoint(SERVER), on_peer=crash)
+        with caplog.at_level(logging.ERROR):
+            peer = await dial_from(nursery, network.host("a"), address)
+            ended = await peer.wait_closed()
+        assert ended is not None
+        assert ended.code == "internal"
+        address = await serve_on(nursery, network.host("b"), endpoint(SERVER), port=PORT + 1)
+        await dial_from(nursery, network.host("a"), address)
         nursery.cancel_scope.cancel()
