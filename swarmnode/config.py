@@ -146,6 +146,8 @@ class StoreConfig:
     slabs_in_flight: int = 8
     """Slabs pulled at once, each block by block: fills a link of 8 * 256 KiB per round trip (160 Mbit/s at 100 ms) and
     holds at most 8 slabs (21 MB at the real sizes) in memory."""
+    threads: int = 2
+    """Threads that hash and write slabs: one hashes 1 GB/s, which no link feeds."""
 
 
 @dataclass(frozen=True)

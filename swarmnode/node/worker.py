@@ -34,8 +34,9 @@ async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]
     """Lend memory and compute until stopped. Raises LocalError when this machine cannot serve."""
     key = NodeKey.load_or_create(options.folders.key_file)
     async with open_compute(options) as (gate, device):
+        threads = Threads(options.config.store.threads)
         builder = ResidenceBuilder(
-            options.budget_bytes, options.folders.cache, device, gate, Threads(), options.config, report
+            options.budget_bytes, options.folders.cache, device, gate, threads, options.config, report
         )
         service = VolunteerService(builder)
         try:

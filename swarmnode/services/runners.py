@@ -50,11 +50,17 @@ class ComputeGate:
 
 
 class Threads:
-    """Runs functions on trio's worker threads: disk and hashing, never ggml. A call that has begun runs to its end."""
+    """Runs functions on trio's worker threads: disk and hashing, never ggml. A call that has begun runs to its end.
+
+    At most `at_once` of them; each thread that ever ran holds 8 MiB of address space for its stack.
+    """
+
+    def __init__(self, at_once: int = 40) -> None:
+        self._limiter = trio.CapacityLimiter(at_once)
 
     async def run(self, function: Callable[[], T]) -> T:
         """See Runner."""
-        return await trio.to_thread.run_sync(function)
+        return await trio.to_thread.run_sync(function, limiter=self._limiter)
 
 
 class Inline:
