@@ -7,11 +7,16 @@ clock: tests in one process run blocking work inline (`swarmnode.services.runner
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
 import trio
 import trio.testing
+
+REAL_LIMIT_S = 600.0
+VIRTUAL_LIMIT_S = 100_000.0
+"""Longer than any test waits in virtual time, reached within seconds of real time."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,5 +32,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     real = pyfuncitem.get_closest_marker("real_time") is not None
     clock = None if real else trio.testing.MockClock(autojump_threshold=0)
-    trio.run(partial(test, **arguments), clock=clock)
+    trio.run(_within, REAL_LIMIT_S if real else VIRTUAL_LIMIT_S, partial(test, **arguments), clock=clock)
     return True
+
+
+async def _within(limit_s: float, test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test; TooSlowError when it waits for something that never comes while timers go on for ever."""
+    with trio.fail_after(limit_s):
+        await test()
