@@ -10,6 +10,7 @@ network.break_all("a")               # every stream of host a breaks, as when a 
 
 from __future__ import annotations
 
+import operator
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -44,13 +45,13 @@ class _Pipe:
         return self._n_bytes < WINDOW_BYTES
 
     async def wait_room(self) -> None:
-        while not (self.has_room or self.is_broken):
+        while not (self.has_room or self.is_broken or self.is_ended):
             await self._changed.park()
 
     async def send(self, data: memoryview) -> None:
         while data:
             await self.wait_room()
-            if self.is_broken:
+            if self.is_broken or self.is_ended:
                 raise trio.BrokenResourceError("the memory connection is broken")
             chunk = bytes(data[: WINDOW_BYTES - self._n_bytes])
             data = data[len(chunk) :]
@@ -122,13 +123,14 @@ class MemoryStream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """See trio.abc.ReceiveStream."""
-        if max_bytes is not None and max_bytes < 1:
+        max_bytes = WINDOW_BYTES if max_bytes is None else operator.index(max_bytes)
+        if max_bytes < 1:
             raise ValueError("max_bytes must be positive")
         self._check_open(self._is_receiving)
         self._is_receiving = True
         try:
             await trio.lowlevel.checkpoint()
-            return await self._receiving.receive(WINDOW_BYTES if max_bytes is None else max_bytes)
+            return await self._receiving.receive(max_bytes)
         except trio.BrokenResourceError:
             self._check_open(False)
             raise

@@ -368,6 +368,7 @@ async def test_300_connections_ended_rudely_leave_nothing() -> None:
             with trio.fail_after(5):
                 while gate.n_strangers or gate.n_peers > 1:
                     await honest.request(*experts())
+            await trio.testing.wait_all_tasks_blocked(0.01)
             gc.collect()
             return n_descriptors(), trio.lowlevel.current_statistics().tasks_living
 

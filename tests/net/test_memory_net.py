@@ -20,7 +20,6 @@ async def stream_pair(network: MemoryNetwork | None = None) -> tuple[MemoryStrea
         del network._listeners[("b", 1)]
 
 
-@pytest.mark.real_time  # trio's checks wait for all tasks to block, which a clock that jumps does not allow
 async def test_it_is_a_stream_by_trios_own_checks() -> None:
     async def clogged() -> tuple[MemoryStream, MemoryStream]:
         one, other = await stream_pair()
