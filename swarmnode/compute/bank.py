@@ -271,7 +271,7 @@ class ExpertBank:
         home = int(place.segment_of[pair_expert[0]])
         if (place.segment_of[pair_expert] == home).all():
             slots = place.slot_of[pair_expert]
-            return self._run_piece(place.shape, place.segment(home), rows[pair_row], slots)
+            return self._run_piece(place.shape, place.segment(home), rows, pair_row, slots)
         y: Rows = np.empty((pair_row.size, rows.shape[1]), np.float32)
         self._compute_pairs(place, rows, pair_row, pair_expert, y)
         return y
@@ -281,14 +281,16 @@ class ExpertBank:
     ) -> None:
         for segment, index in self._pieces(place, pair_expert):
             slots = place.slot_of[pair_expert[index]]
-            out[index] = self._run_piece(place.shape, segment, rows[pair_row[index]], slots)
+            out[index] = self._run_piece(place.shape, segment, rows, pair_row[index], slots)
 
-    def _run_piece(self, shape: ExpertShape, segment: Segment, x: Rows, slots: Ids) -> Rows:
-        """At most max_rows pairs of one segment: x f32[P, E], slots i32[P] -> f32[P, E], valid until the
-        next.
+    def _run_piece(self, shape: ExpertShape, segment: Segment, rows: Rows, pair_row: Ids, slots: Ids) -> Rows:
+        """At most max_rows pairs of one segment: row pair_row[p] of rows f32[T, E] through slots[p] (i32[P]).
+
+        y f32[P, E], valid until the next run.
         """
         graph = self._graphs.pairs(shape, segment.tensors, slots.size)
-        return graph.run(segment.tensors, x=x[:, None, :], ids=slots[:, None])
+        graph.write_rows(rows, pair_row)
+        return graph.run(segment.tensors, ids=slots[:, None])
 
     def _pieces(self, place: _Layer, pair_expert: Ids) -> Iterator[tuple[Segment, Any]]:
         """Cut pairs by segment and max_rows, as indices; a long call is sorted so that each expert is

@@ -12,6 +12,8 @@ import numpy.typing as npt
 Rows = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 
+_ROWS_AT_ONCE = 64
+"""Rows added in one numpy operation: 1.6 MB of copies at n_embd 3,072."""
 _FEW_PAIRS = 16
 """Up to here (decode) a plain loop over the pairs is faster than sorting them into rounds."""
 
@@ -43,7 +45,9 @@ class PairSum:
                 self.total[row] += y[pair]
             return
         for index in _rounds(pair_row):
-            self.total[pair_row[index]] += y[index]
+            for start in range(0, index.size, _ROWS_AT_ONCE):  # indexing copies on both sides
+                some = index[start : start + _ROWS_AT_ONCE]
+                self.total[pair_row[some]] += y[some]
 
 
 def _rounds(pair_row: Ids) -> list[npt.NDArray[np.intp]]:

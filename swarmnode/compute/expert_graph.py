@@ -60,8 +60,20 @@ class ExpertGraph:
         self._weights: Sequence[Tensor] | None = None
         self.n_bytes = graph.n_bytes
 
+    def write_rows(self, rows: npt.NDArray[np.float32], pair_row: npt.NDArray[np.int32]) -> None:
+        """Set the input x of a pairs graph to rows[pair_row] (f32[P, E]), without a copy where memory is shared."""
+        view = self._graph.inputs.get("x")
+        if view is None:
+            self._graph.set("x", rows[pair_row][:, None, :])
+        else:
+            # The indices were checked; mode "raise" would make numpy buffer the output.
+            np.take(rows, pair_row, axis=0, out=view[:, 0], mode="clip")
+
     def run(self, weights: Sequence[Tensor], **inputs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Compute with these stacked weights (layout order); the result is valid until the next run."""
+        """Compute with these stacked weights (layout order) and inputs that were not set by `write_rows`.
+
+        The result is valid until the next run, and may be overwritten.
+        """
         graph = self._graph
         if weights is not self._weights:
             for product, tensor in zip(self._products, weights, strict=True):

@@ -25,8 +25,8 @@ class DegradingBank(ExpertBank):
 
     good_width = 8
 
-    def _run_piece(self, shape: ExpertShape, segment: Segment, x: Rows, slots: Ids) -> Rows:
-        y = super()._run_piece(shape, segment, x, slots)
+    def _run_piece(self, shape: ExpertShape, segment: Segment, rows: Rows, pair_row: Ids, slots: Ids) -> Rows:
+        y = super()._run_piece(shape, segment, rows, pair_row, slots)
         if slots.size <= self.good_width:
             return y
         noise = np.random.default_rng(0).standard_normal(y.shape, np.float32)
@@ -92,8 +92,10 @@ def test_a_device_that_is_never_right_is_refused(device: Device) -> None:
 @pytest.mark.parametrize("answer", [np.nan, np.inf, 0.0])
 def test_a_device_that_answers_nonsense_is_refused(device: Device, answer: float) -> None:
     class NonsenseBank(ExpertBank):
-        def _run_piece(self, shape: ExpertShape, segment: Segment, x: Rows, slots: Ids) -> Rows:
-            return np.full_like(x, answer)
+        def _run_piece(
+            self, shape: ExpertShape, segment: Segment, rows: Rows, pair_row: Ids, slots: Ids
+        ) -> Rows:
+            return np.full_like(rows[pair_row], answer)
 
     layer = random_layer(n_expert=1)
     bank = NonsenseBank(device)
