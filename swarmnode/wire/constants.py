@@ -107,6 +107,7 @@ PROTOCOL_ERRORS = {
     "bad_field": "a field is of the wrong type or over its cap",
     "bad_body": "a body whose length cannot be right for its header",
     "bad_tensor": "rows or pairs that cannot be right: lengths, indices, numbers that are not finite",
+    "bad_manifest": "a manifest whose hash or content is not what its id promises",
     "bad_state": "a message that is not allowed now: no settings yet, settings twice, anything after bye",
     "too_large": "a declared body over the cap of its message type or of the receiver's settings",
     "duplicate_id": "a request id that is in flight already, or of the wrong side",
