@@ -123,7 +123,7 @@ class Peer:
         return self._stream.ended
 
     async def run(self, on_peer: OnPeer | None = None) -> None:
-        """Serve the connection until it ends. Called once, by who made it."""
+        """Serve the connection until it ends. Called once. A fault of ours ends it too, and is logged."""
         try:
             async with trio.open_nursery() as nursery:
                 if on_peer is not None:
@@ -135,6 +135,8 @@ class Peer:
                 ended = await self._stream.run(on_event)
                 log.info("%r ended: %s: %s", self, ended.code, ended.reason)
                 nursery.cancel_scope.cancel()
+        except Exception:
+            log.exception("serving %r failed", self)
         finally:
             self._closed.set()
             for waiter in self._waiting.values():

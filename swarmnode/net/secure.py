@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -29,6 +30,8 @@ class SecureStream:
         self._unsent: memoryview | None = None
         """The rest of what `_send_at_once` could not hand over; the writer sends it first."""
         self._is_writer_idle = False
+        self._is_mute = False
+        """Nothing can be sent any more, not even a bye."""
         self._config = config
         self._early: list[Event] = []
         self._writer_lot = trio.lowlevel.ParkingLot()
@@ -104,7 +107,7 @@ class SecureStream:
         try:
             data = self.connection.data_to_send(self._config.chunk_bytes)
         except ProtocolError as error:  # no nonce is left
-            self._give_up(error.code, error.reason)
+            self._fail(Ended(error.code, error.reason, error))
             return
         n_bytes = send_now(data)
         if n_bytes < len(data):
@@ -131,7 +134,8 @@ class SecureStream:
             return first
         assert isinstance(first, Ended)  # ours: nothing else may come before Opened
         if data := self.connection.data_to_send(self._config.chunk_bytes):
-            await self._stream.send_all(data)
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_all(data)
         if isinstance(first.error, HandshakeError | ProtocolError):
             raise first.error
         raise ConnectionLostError(f"the peer hung up: {first.code}: {first.reason}")
@@ -193,6 +197,8 @@ class SecureStream:
         connection = self.connection
         is_backlogged = False
         while True:
+            if self._is_mute:
+                return
             if self._unsent is None and not connection.has_data_to_send:
                 if self.ended is not None:
                     return
@@ -223,9 +229,15 @@ class SecureStream:
                 self._room_lot.unpark_all()
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.connection.close()
-            self.connection.data_to_send(self._config.chunk_bytes)
-            self._end(Ended("ended", "the stream broke", ConnectionLostError("the stream broke")))
+            self._fail(Ended("ended", "the stream broke", ConnectionLostError("the stream broke")))
+        except ProtocolError as error:  # no nonce is left
+            self._fail(Ended(error.code, error.reason, error))
+
+    def _fail(self, ended: Ended) -> None:
+        """End without a bye."""
+        self._is_mute = True
+        self.connection.close()
+        self._end(ended)
 
     def _adapt(self, spent_s: float) -> None:
         """Longer writes while they drain at once, shorter ones when they do not (WireConfig.fast_write_s)."""

@@ -12,7 +12,7 @@ from swarmnode.errors import ConnectionLostError, HandshakeError, RequestRefused
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.peer import Body, Peer
 from swarmnode.testing.memory_net import MemoryNetwork
-from swarmnode.wire.constants import TrafficClass
+from swarmnode.wire.constants import MAX_NONCE, TrafficClass
 from swarmnode.wire.messages import Experts, Message, Models, ModelsGet, Rows, Volunteer
 
 from .nodes import (
@@ -304,4 +304,38 @@ async def test_a_crash_beside_the_connection_ends_it_alone(caplog: pytest.LogCap
         assert ended.code == "internal"
         address = await serve_on(nursery, network.host("b"), endpoint(SERVER), port=PORT + 1)
         await dial_from(nursery, network.host("a"), address)
+        nursery.cancel_scope.cancel()
+
+
+async def test_running_out_of_nonces_ends_the_connection() -> None:
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery)
+        await peer.request(*experts())
+        writer = peer._connection._writer
+        assert writer is not None
+        writer._cipher.nonce = MAX_NONCE + 1
+        with pytest.raises(ConnectionLostError, match="no nonce is left"):
+            await peer.request(*experts())
+        ended = await peer.wait_closed()
+        assert ended is not None
+        assert ended.code == "bad_record"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fault_of_ours_ends_that_connection_and_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork()
+        peer = await connected(nursery, HANDLERS, network)
+
+        def broken(event: object, nursery: trio.Nursery) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(peer, "_on_event", broken)
+        with caplog.at_level(logging.ERROR), pytest.raises(ConnectionLostError):
+            await peer.request(*experts())
+        assert "serving <Peer" in caplog.text
+        again = await dial_from(nursery, network.host("a"), PeerAddress(peer.node_id, "b", PORT))
+        await again.request(*experts())
         nursery.cancel_scope.cancel()
