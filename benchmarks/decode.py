@@ -1,0 +1,265 @@
+"""Decode and first token at the real sizes: all experts local, all over two workers, llama.cpp; in one run.
+
+    python -m benchmarks.decode MODEL.gguf [--rounds 5] [--tokens 32] [--threads 2] [--work /tmp/swarmnode-bench]
+
+MODEL is what `python -m benchmarks.big_model MODEL.gguf` writes (4 layers, 6.5 GB). The contestants take turns within
+each round, greedy after the same prompt; medians over the rounds are printed. Two real worker processes with one
+thread each share the machine with the backbone: what remote costs here is an upper bound of what the wire costs, and
+says nothing about the gain of more machines. The peer is left out if `make bench-setup` was not run. Slices stay in
+the work folder, so that a second run starts at once.
+
+python us: time a layer and token that is neither ggml's nor spent waiting for sockets, the compute hops included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from benchmarks.bench_swarm import BenchSwarm, open_bench_swarm
+from benchmarks.stopwatch import Stopwatch, Times
+from benchmarks.worker_memory import memory_of
+from swarmnode.services.account import Account
+from swarmnode.services.engine import Engine
+from swarmnode.services.remote_experts import EXACT, WireForm
+from swarmnode.weights.manifest import Manifest
+
+FORMS = (WireForm(), EXACT)
+N_WORKERS = 2
+PEER_PYTHON = Path(__file__).parent.parent / ".venv-bench" / "bin" / "python"
+LOCAL_TARGET_US, REMOTE_TARGET_US = 60.0, 500.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One contestant in one round. `times` and `account` are missing for the peer."""
+
+    first_s: float
+    decode_per_s: float
+    tokens: tuple[int, ...] = ()
+    times: Times | None = None
+    account: Account | None = None
+
+
+class Peer:
+    """llama.cpp in a process of its own."""
+
+    def __init__(self, model: Path, n_threads: int, repack: bool) -> None:
+        script = Path(__file__).with_name("llama_peer.py")
+        flags = ["--repack"] if repack else []
+        self._process = subprocess.Popen(
+            [str(PEER_PYTHON), str(script), str(model), str(n_threads), *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.version: str = self._read()["version"]
+        self.peak_bytes = 0
+
+    def ask(self, prompt: list[int], n_tokens: int) -> Sample:
+        """One completion; blocks."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompt": prompt, "n_predict": n_tokens}) + "\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        self.peak_bytes = answer["peak_bytes"]
+        return Sample(answer["first_s"], answer["decode_per_s"])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("peer "):
+                answer: dict[str, Any] = json.loads(line.removeprefix("peer "))
+                return answer
+        raise SystemExit(f"the peer ended with {self._process.wait()}")
+
+
+async def ask(engine: Engine, watch: Stopwatch, prompt: list[int], n_tokens: int) -> Sample:
+    """Greedy tokens from an engine: the prompt, then n_tokens - 1 decode steps under the stopwatch."""
+    engine.model.reset(0)
+    stop_first = watch.start()
+    logits = await engine.step(0, prompt, Account())
+    tokens = [int(np.argmax(logits[-1]))]
+    first_s = stop_first().wall_s
+    account = Account()
+    stop = watch.start()
+    while len(tokens) < n_tokens:
+        logits = await engine.step(0, tokens[-1:], account)
+        tokens.append(int(np.argmax(logits[-1])))
+    times = stop()
+    return Sample(first_s, (n_tokens - 1) / times.wall_s, tuple(tokens), times, account)
+
+
+def name_of(form: WireForm | None) -> str:
+    """How a contestant of ours is called in the table."""
+    return "all experts local" if form is None else f"2 workers, {form.form} {form.encoding}"
+
+
+def half_of_experts_bytes(manifest: Manifest) -> int:
+    """A budget with which N_WORKERS workers hold everything: their part, and a run of experts to spare."""
+    layers = [layer.layout for layer in manifest.layers.values()]
+    total = sum(layout.n_expert * layout.expert_bytes for layout in layers)
+    return total // N_WORKERS + 8 * max(layout.expert_bytes for layout in layers)
+
+
+async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
+    """All rounds, then the table."""
+    watch = Stopwatch()
+    async with open_bench_swarm(options.model, options.work, options.threads, FORMS, watch) as swarm:
+        for _ in range(N_WORKERS):
+            await swarm.join(half_of_experts_bytes(swarm.backbone.manifest), n_threads=1)
+        prompt = np.random.default_rng(0).integers(300, 8000, options.prompt).tolist()
+        turns: dict[str, Callable[[], Awaitable[Sample]]] = {}
+        for form in (None, *FORMS):
+            turns[name_of(form)] = partial(_our_turn, swarm, form, watch, prompt, options.tokens)
+        for name, peer in peers.items():
+            turns[name] = partial(trio.to_thread.run_sync, peer.ask, prompt, options.tokens)
+        samples: dict[str, list[Sample]] = {name: [] for name in turns}
+        with watch.running():
+            for turn in turns.values():
+                await turn()  # builds graphs, pages the file in
+            for _ in range(options.rounds):
+                for name, turn in turns.items():
+                    samples[name].append(await turn())
+        print_head(options, swarm.backbone.manifest)
+        print_table(samples, swarm.backbone.manifest.n_layer)
+        print_swarm(samples, swarm, peers)
+
+
+async def _our_turn(
+    swarm: BenchSwarm, form: WireForm | None, watch: Stopwatch, prompt: list[int], n_tokens: int
+) -> Sample:
+    return await ask(swarm.engine(form), watch, prompt, n_tokens)
+
+
+def print_head(options: argparse.Namespace, manifest: Manifest) -> None:
+    """What was measured."""
+    load = os.getloadavg()[0]
+    print(
+        f"{manifest.name}: {manifest.n_layer} layers, {manifest.n_expert} experts each; {options.threads} threads; "
+        f"medians of {options.rounds} rounds of {options.tokens} tokens after {options.prompt}; load {load:.1f}"
+    )
+
+
+def print_table(samples: dict[str, list[Sample]], n_layer: int) -> None:
+    """One line a contestant; ratios against the first."""
+    print(
+        f"{'':28}{'decode tok/s':>13}{'ratio':>7}{'first token ms':>16}"
+        f"{'ggml ms':>9}{'sockets ms':>12}{'python us':>11}"
+    )
+    base = median(samples[name_of(None)], lambda sample: sample.decode_per_s)
+    for name, taken in samples.items():
+        speed = median(taken, lambda sample: sample.decode_per_s)
+        first_ms = 1e3 * median(taken, lambda sample: sample.first_s)
+        line = f"{name:28}{speed:13.2f}{speed / base:7.2f}{first_ms:16.0f}"
+        if taken[0].times is not None:
+            line += "".join(_split_of(taken, n_layer))
+        print(line)
+
+
+def _split_of(taken: list[Sample], n_layer: int) -> tuple[str, str, str]:
+    ggml_ms = 1e3 * median(taken, lambda sample: _times(sample).ggml_s / _steps(sample))
+    socket_ms = 1e3 * median(taken, lambda sample: _times(sample).socket_s / _steps(sample))
+    return f"{ggml_ms:9.2f}", f"{socket_ms:12.2f}", f"{python_us(taken, n_layer):11.0f}"
+
+
+def python_us(taken: list[Sample], n_layer: int) -> float:
+    """Median microseconds a layer and token that are Python's."""
+    return 1e6 * median(taken, lambda sample: _times(sample).python_s / (_steps(sample) * n_layer))
+
+
+def print_swarm(samples: dict[str, list[Sample]], swarm: BenchSwarm, peers: dict[str, Peer]) -> None:
+    """What the workers did, agreement, memory, targets."""
+    alone = samples[name_of(None)][-1].tokens
+    for form in FORMS:
+        sample = samples[name_of(form)][-1]
+        account = sample.account
+        assert account is not None
+        steps = _steps(sample)
+        bytes_out = sum(share.bytes_out for share in account.workers.values()) / steps
+        bytes_in = sum(share.bytes_in for share in account.workers.values()) / steps
+        equal = "equal" if sample.tokens == alone else "not equal"
+        print(
+            f"{name_of(form)}: layers remote {account.remote_layers / account.layers:.0%}, "
+            f"pairs remote {account.remote_share:.1%} ({account.fallback} late), "
+            f"{account.remote_layers / steps:.1f} rounds a token, {bytes_out / 1e3:.1f} kB out and "
+            f"{bytes_in / 1e3:.1f} kB in a token, tokens {equal} to the local run"
+        )
+    rtts = [f"{1e3 * (worker.peer.rtt_s or 0):.2f}" for worker in swarm.backbone.members.workers]
+    print(f"RTT of the last ping, ms: {', '.join(rtts)}")
+    memory = {"backbone": memory_of(os.getpid())}
+    memory |= {worker.name: memory_of(worker.pid) for worker in swarm.workers}
+    peaks = {
+        name: f"{sizes['VmHWM'] / 1e9:.2f} GB ({sizes['RssAnon'] / 1e9:.2f} not of files)"
+        for name, sizes in memory.items()
+    }
+    peaks |= {name: f"{peer.peak_bytes / 1e9:.2f} GB" for name, peer in peers.items()}
+    print("peak RSS: " + "; ".join(f"{name} {peak}" for name, peak in peaks.items()))
+    n_layer = swarm.backbone.manifest.n_layer
+    targets = {name_of(None): LOCAL_TARGET_US} | {name_of(form): REMOTE_TARGET_US for form in FORMS}
+    for name, target in targets.items():
+        spent = python_us(samples[name], n_layer)
+        verdict = "ok  " if spent <= target else "MISS"
+        print(f"{verdict} python a layer and token, {name}: {spent:.0f} us, at most {target:.0f} us wanted")
+
+
+def median(taken: list[Sample], value: Callable[[Sample], float]) -> float:
+    """Over the rounds."""
+    return statistics.median(value(sample) for sample in taken)
+
+
+def _times(sample: Sample) -> Times:
+    assert sample.times is not None
+    return sample.times
+
+
+def _steps(sample: Sample) -> int:
+    return len(sample.tokens) - 1
+
+
+def main() -> None:
+    """Start the peers first: loading them would disturb the workers."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/swarmnode-bench"))
+    parser.add_argument("--repack", action="store_true", help="llama.cpp also with repacked weights (+ 5 GB)")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    peers: dict[str, Peer] = {}
+    if PEER_PYTHON.exists():
+        for name, repack in (("llama.cpp", False), ("llama.cpp, repacked", True))[: 1 + options.repack]:
+            peers[name] = Peer(options.model, options.threads, repack)
+        print(f"peer: llama.cpp of xllamacpp {peers['llama.cpp'].version}")
+    else:
+        print("peer: none (make bench-setup)")
+    try:
+        trio.run(compete, options, peers)
+    finally:
+        for peer in peers.values():
+            peer.close()
+
+
+if __name__ == "__main__":
+    main()

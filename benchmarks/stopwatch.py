@@ -1,0 +1,100 @@
+"""Where the time of a forward pass goes: ggml, waiting for sockets, and the rest, which is Python.
+
+Wraps seams that are public anyway: `Graph.compute`, the compute runner, trio's instruments. Nothing of it is in the
+package, so that nobody pays for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import trio
+
+from swarmnode.compute.graph import Graph
+from swarmnode.services.runners import Runner
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one measured stretch."""
+
+    wall_s: float
+    ggml_s: float
+    socket_s: float
+    """Trio had nothing to do and the compute thread neither: somebody else's turn."""
+
+    @property
+    def python_s(self) -> float:
+        """Everything else."""
+        return self.wall_s - self.ggml_s - self.socket_s
+
+
+class Stopwatch(trio.abc.Instrument):
+    """Counts while `running`; one a process."""
+
+    def __init__(self) -> None:
+        self._ggml_ns = 0
+        self._socket_ns = 0
+        self._wait_began_ns = 0
+        self._jobs = 0
+
+    def watch(self, runner: Runner) -> Runner:
+        """The compute runner, watched: while a job of it is due, nobody waits for a socket."""
+        return _WatchedRunner(self, runner)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch `Graph.compute` and trio's waits inside."""
+        compute = Graph.compute
+
+        def timed(graph: Graph) -> None:
+            started_ns = time.perf_counter_ns()
+            compute(graph)
+            self._ggml_ns += time.perf_counter_ns() - started_ns
+
+        Graph.compute = timed  # type: ignore[method-assign, assignment]
+        trio.lowlevel.add_instrument(self)
+        try:
+            yield
+        finally:
+            trio.lowlevel.remove_instrument(self)
+            Graph.compute = compute  # type: ignore[method-assign]
+
+    def start(self) -> Callable[[], Times]:
+        """Begin a stretch; the function returned ends it."""
+        began = (time.perf_counter_ns(), self._ggml_ns, self._socket_ns)
+
+        def stop() -> Times:
+            ended = (time.perf_counter_ns(), self._ggml_ns, self._socket_ns)
+            wall, ggml, socket = (1e-9 * (b - a) for a, b in zip(began, ended, strict=True))
+            return Times(wall, ggml, socket)
+
+        return stop
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Trio's: nothing is runnable now."""
+        self._wait_began_ns = 0 if self._jobs else time.perf_counter_ns()
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Trio's: something happened."""
+        if self._wait_began_ns:
+            self._socket_ns += time.perf_counter_ns() - self._wait_began_ns
+
+
+class _WatchedRunner:
+    def __init__(self, watch: Stopwatch, runner: Runner) -> None:
+        self._watch = watch
+        self._runner = runner
+
+    async def run(self, function: Callable[[], T]) -> T:
+        self._watch._jobs += 1
+        try:
+            return await self._runner.run(function)
+        finally:
+            self._watch._jobs -= 1
