@@ -22,6 +22,7 @@ from rich.text import Text
 from swarmnode.cli.common import clear_errors, complain, say
 from swarmnode.cli.generate import piece_text, stream_completion, swarm_line
 from swarmnode.cli.processes import NodeProcess, ProcessFailedError, start_node
+from swarmnode.errors import UsageError
 
 PROMPT = "It was a cold morning in the early spring, and"
 START_TIMEOUT_S = 30.0
@@ -47,9 +48,12 @@ class Answer:
 @click.option("--workers", type=click.IntRange(2, 8), default=3, show_default=True)
 @click.option("--budget", default="3MB", show_default=True, help="Budget of each worker.")
 @click.option("--exact", is_flag=True, help="Let f32 expert rows travel: bit-exact, more bytes.")
+@click.option(
+    "--kill-at", type=click.IntRange(1), help="Token at which a worker is killed; default: half way."
+)
 @click.option("--prompt", default=PROMPT, show_default=True)
 @clear_errors
-def command(tokens: int, workers: int, budget: str, exact: bool, prompt: str) -> None:
+def command(tokens: int, workers: int, budget: str, exact: bool, kill_at: int | None, prompt: str) -> None:
     """Run a backbone and workers as real processes on this machine and check the answer.
 
     One worker is killed in the middle of the answer. Ends with exit code 0 only if the text is the one
@@ -58,16 +62,30 @@ def command(tokens: int, workers: int, budget: str, exact: bool, prompt: str) ->
     \b
     Example: swarmnode demo --tokens 200
     """
-    good = trio.run(_demo, tokens, workers, budget, exact, prompt)
-    sys.exit(0 if good else 1)
+    play = Play(prompt, tokens, workers, budget, exact, tokens // 2 if kill_at is None else kill_at)
+    if play.kill_at >= tokens:
+        raise UsageError(f"--kill-at {kill_at} is behind the last of {tokens} tokens")
+    sys.exit(0 if trio.run(_demo, play) else 1)
 
 
-async def _demo(n_tokens: int, n_workers: int, budget: str, exact: bool, prompt: str) -> bool:
+@dataclass(frozen=True)
+class Play:
+    """What is to be played."""
+
+    prompt: str
+    n_tokens: int
+    n_workers: int
+    budget: str
+    exact: bool
+    kill_at: int
+
+
+async def _demo(play: Play) -> bool:
     with tempfile.TemporaryDirectory(prefix="swarmnode-demo-") as folder:
         async with trio.open_nursery() as nursery:
             nodes: list[NodeProcess] = []
             try:
-                return await _act(Path(folder), nursery, nodes, n_tokens, n_workers, budget, exact, prompt)
+                return await _act(play, Path(folder), nursery, nodes)
             finally:
                 with trio.CancelScope(shield=True):
                     for node in nodes:
@@ -75,52 +93,37 @@ async def _demo(n_tokens: int, n_workers: int, budget: str, exact: bool, prompt:
                         await node.process.wait()
 
 
-async def _act(
-    folder: Path,
-    nursery: trio.Nursery,
-    nodes: list[NodeProcess],
-    n_tokens: int,
-    n_workers: int,
-    budget: str,
-    exact: bool,
-    prompt: str,
-) -> bool:
+async def _act(play: Play, folder: Path, nursery: trio.Nursery, nodes: list[NodeProcess]) -> bool:
     say("starting a backbone with the bundled model ...")
-    arguments = [
-        "backbone",
-        "--listen",
-        "127.0.0.1:0",
-        "--api",
-        "127.0.0.1:0",
-        *(["--exact"] if exact else []),
-    ]
+    loopback = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
+    arguments = ["backbone", *loopback, *(["--exact"] if play.exact else [])]
     backbone = await start_node("backbone", arguments, folder / "backbone", nursery)
     nodes.append(backbone)
     api = await backbone.wait_line("api ", START_TIMEOUT_S)
     address = await backbone.wait_line("swarm ", START_TIMEOUT_S)
 
     say("asking it alone, for the text that must come out ...")
-    body = {"prompt": prompt, "max_tokens": n_tokens, "temperature": 0.0}
+    body = {"prompt": play.prompt, "max_tokens": play.n_tokens, "temperature": 0.0}
     alone = await _ask(api, body, lambda answer: None)
 
+    say(f"{play.n_workers} workers join with a budget of {play.budget} each ...")
+    join = ["join", "--budget", play.budget, "--bootstrap", address]
     workers = []
-    for number in range(1, n_workers + 1):
-        say(f"worker {number} joins with a budget of {budget} ...")
-        join = ["join", "--budget", budget, "--bootstrap", address]
-        worker = await start_node(f"worker {number}", join, folder / f"worker{number}", nursery)
-        nodes.append(worker)
-        workers.append(worker)
+    for number in range(1, play.n_workers + 1):
+        workers.append(await start_node(f"worker {number}", join, folder / f"worker{number}", nursery))
+        nodes.append(workers[-1])
     for worker in workers:
-        say(f"  {worker.name}: {await worker.wait_line('serving ', START_TIMEOUT_S)}")
-    state = await _wait_serving(api, n_workers)
+        say(f"  {worker.name}: downloaded {await worker.wait_line('holding ', START_TIMEOUT_S)}")
+        say(f"  {worker.name}: serves {await worker.wait_line('serving ', START_TIMEOUT_S)}")
+    state = await _wait_serving(api, play.n_workers)
 
     say()
     victim = workers[1]
-    stage = Stage(Console(), prompt, kill_at=n_tokens // 2, kill=victim.kill, victim=victim.name)
+    stage = Stage(Console(), play.prompt, kill_at=play.kill_at, kill=victim.kill, victim=victim.name)
     with stage.live():
         helped = await _ask(api, body, stage.show)
     say()
-    return _verdict(alone, helped, n_workers, state["deadline_ms"] / 1e3)
+    return _verdict(alone, helped, play.n_workers, state["deadline_ms"] / 1e3)
 
 
 @dataclass

@@ -1,0 +1,169 @@
+"""The commands as a person runs them: real processes, real sockets, the bundled model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from swarmnode.cli.processes import NodeProcess, start_node
+
+pytestmark = pytest.mark.real_time
+
+TIMEOUT_S = 60.0
+LOOPBACK = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
+
+
+async def start_backbone(
+    folder: Path, nursery: trio.Nursery, *arguments: str
+) -> tuple[NodeProcess, str, str]:
+    """A backbone process, the address to join, the URL of its API."""
+    backbone = await start_node("backbone", ["backbone", *LOOPBACK, *arguments], folder / "backbone", nursery)
+    api = await backbone.wait_line("api ", TIMEOUT_S)
+    return backbone, await backbone.wait_line("swarm ", TIMEOUT_S), api
+
+
+def generate(api: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swarmnode.cli", "generate", *arguments, "--api", api]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--exact"], []], ids=["exact", "default"])
+async def test_the_demo(tmp_path: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "swarmnode.cli", "demo", "--tokens", "60", *arguments]
+    result = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+    output = result.stdout.decode() + result.stderr.decode()
+    assert result.returncode == 0, output
+    assert "identical to the run without workers" in output
+    assert "was killed at token 30" in output
+
+
+async def test_join_generate_and_stop(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        backbone, address, api = await start_backbone(tmp_path, nursery)
+        alone = await trio.to_thread.run_sync(generate, api, "The door", "--max-tokens", "8")
+        assert alone.returncode == 0, alone.stderr
+        assert "0% of" in alone.stderr
+
+        peers = tmp_path / "peers.txt"
+        peers.write_text(f"# our backbone\n{address}\n")
+        join = ["join", "--budget", "4MB", "--bootstrap", str(peers)]
+        worker = await start_node("worker", join, tmp_path / "worker", nursery)
+        await worker.wait_line("serving ", TIMEOUT_S)
+        await _until_serving(api)
+        helped = await trio.to_thread.run_sync(generate, api, "The door", "--max-tokens", "8")
+        assert helped.returncode == 0
+        assert "0% of" not in helped.stderr
+
+        chat = await trio.to_thread.run_sync(
+            generate,
+            api,
+            "Who are you?",
+            "--chat",
+            "--max-tokens",
+            "8",
+            "--temperature",
+            "0.8",
+            "--seed",
+            "1",
+        )
+        assert chat.returncode == 0, chat.stderr
+        long = await trio.to_thread.run_sync(generate, api, "x", "--max-tokens", "100000")
+        assert long.returncode == 1
+        assert "context" in long.stderr
+
+        assert await worker.stop() == 0
+        backbone.process.send_signal(signal.SIGTERM)
+        assert await backbone.process.wait() == 0
+
+
+async def test_a_worker_outlives_its_backbone(tmp_path: Path) -> None:
+    """The backbone stops and comes back under the same key and port: the worker serves it again by itself."""
+    async with trio.open_nursery() as nursery:
+        backbone, address, _ = await start_backbone(tmp_path, nursery)
+        worker = await start_node(
+            "worker", ["join", "--budget", "2MB", "--bootstrap", address], tmp_path / "w", nursery
+        )
+        await worker.wait_line("serving ", TIMEOUT_S)
+        assert await backbone.stop() == 0
+        await worker.wait_line("waiting ", TIMEOUT_S)
+        port = address.rpartition(":")[2]
+        again = await start_node(
+            "backbone",
+            ["backbone", "--listen", f"127.0.0.1:{port}", "--api", "127.0.0.1:0"],
+            tmp_path / "backbone",
+            nursery,
+        )
+        api = await again.wait_line("api ", TIMEOUT_S)
+        await _until_serving(api)
+        assert await worker.stop() == 0
+        assert await again.stop() == 0
+
+
+async def test_a_backbone_can_dial_a_worker(tmp_path: Path) -> None:
+    """For a worker that can be reached while the backbone cannot."""
+    async with trio.open_nursery() as nursery:
+        worker = await start_node(
+            "worker", ["join", "--budget", "2MB", "--listen", "127.0.0.1:0"], tmp_path / "w", nursery
+        )
+        address = await worker.wait_line("listening ", TIMEOUT_S)
+        backbone, _, api = await start_backbone(tmp_path, nursery, "--bootstrap", address)
+        await _until_serving(api)
+        assert await worker.stop() == 0
+        assert await backbone.stop() == 0
+
+
+async def test_clients_that_leave_free_their_slots(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        backbone, _, api = await start_backbone(tmp_path, nursery)
+        for _ in range(5):  # more than there are slots
+            await _ask_and_leave(api, {"prompt": "The door", "max_tokens": 2000, "stream": True})
+        async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:
+            answer = await client.post(f"{api}/v1/completions", json={"prompt": "The door", "max_tokens": 2})
+        assert answer.status_code == 200
+        assert await backbone.stop() == 0
+
+
+async def test_ports_that_are_taken_are_named(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        backbone, address, api = await start_backbone(tmp_path, nursery)
+        place = f"127.0.0.1:{address.rpartition(':')[2]}"
+        second = await start_node(
+            "second", ["backbone", "--listen", place, "--api", "127.0.0.1:0"], tmp_path / "b", nursery
+        )
+        assert await second.process.wait() == 1
+        third = await start_node(
+            "third", ["backbone", "--listen", "127.0.0.1:0", "--api", api[7:]], tmp_path / "c", nursery
+        )
+        assert await third.process.wait() == 1
+        await second.wait_line("swarmnode: cannot listen on 127.0.0.1", TIMEOUT_S)
+        await third.wait_line("swarmnode: cannot listen on 127.0.0.1", TIMEOUT_S)
+        assert await backbone.stop() == 0
+
+
+async def _ask_and_leave(api: str, body: dict[str, object]) -> None:
+    """Read the beginning of an answer, then hang up."""
+    url = httpx.URL(api)
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: {len(content)}\r\n\r\n"
+    async with await trio.open_tcp_stream(url.host, url.port or 80) as stream:
+        await stream.send_all(head.encode() + content)
+        received = b""
+        while b"data: " not in received:
+            received += await stream.receive_some()
+
+
+async def _until_serving(api: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        with trio.fail_after(TIMEOUT_S):
+            while True:
+                state = (await client.get(f"{api}/api/swarm")).json()
+                if any(worker["standing"] == "serving" for worker in state["workers"]):
+                    return
+                await trio.sleep(0.05)
