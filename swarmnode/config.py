@@ -18,7 +18,6 @@ MIB = 1024 * KIB
 class WireConfig:
     """Caps on what a peer may send; a length over a cap is refused before memory moves."""
 
-    max_header_bytes: int = 4 * KIB
     chunk_bytes: int = 16 * KIB
     """Largest piece of a body between two scheduling decisions: a decode waits for one, 1.3 ms at 100 Mbit/s."""
     max_body_bytes: int = 64 * MIB
@@ -92,6 +91,9 @@ class DispatchConfig:
     probe_min_cosine: float = 0.995
     """A probe's answer against the local replica: devices that compute K-quants with float or 8-bit activations
     differ by 3e-4, a wrong expert or noise by about 1."""
+    quarantine_s: float = 3600.0
+    """How long a node that computed wrong numbers gets no rows: long enough to make lying useless, short enough for a
+    machine whose driver was repaired."""
     audit_share: float = 1 / 32
     """Share of a worker's answers of which one row is recomputed before use. A worker that lies in every answer is
     found within 32 on average (8 tokens at 4 remote layers), for 1/32 of a pair's compute each."""

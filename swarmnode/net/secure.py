@@ -76,11 +76,12 @@ class SecureStream:
 
     def wake(self) -> None:
         """Something was queued in the connection: send it."""
-        if self._is_writer_idle and self._send_now is not None and self.connection.has_data_to_send:
-            self._send_at_once(self._send_now)
-        if self._is_writer_idle and (self._unsent is not None or self.connection.has_data_to_send):
-            self._is_writer_idle = False
-            self._writer_lot.unpark()
+        if not self._is_writer_idle or not self.connection.has_data_to_send:
+            return
+        if self._send_now is not None and self._send_at_once(self._send_now):
+            return
+        self._is_writer_idle = False
+        self._writer_lot.unpark()
 
     def close(self, code: str, reason: str) -> None:
         """Say bye and end. What is queued and not sent is dropped."""
@@ -102,16 +103,18 @@ class SecureStream:
             "the connection ended" if ended is None else f"{ended.code}: {ended.reason}"
         )
 
-    def _send_at_once(self, send_now: Callable[[bytes | bytearray], int]) -> None:
-        """In the writer's place, while it is idle: what the kernel takes without waiting."""
+    def _send_at_once(self, send_now: Callable[[bytes | bytearray], int]) -> bool:
+        """In the writer's place, while it is idle: what the kernel takes without waiting. True if that was all."""
         try:
             data = self.connection.data_to_send(self._config.chunk_bytes)
         except ProtocolError as error:  # no nonce is left
             self._fail(Ended(error.code, error.reason, error))
-            return
+            return False
         n_bytes = send_now(data)
         if n_bytes < len(data):
             self._unsent = memoryview(data)[n_bytes:]
+            return False
+        return not self.connection.has_data_to_send
 
     async def _open(self) -> Opened:
         while True:
@@ -174,8 +177,7 @@ class SecureStream:
                     self.rtt_s = self._received_at_s - self._pinged_at_s
             else:
                 on_event(event)
-        if self.connection.has_data_to_send:
-            self.wake()
+        self.wake()
         if self._room_lot:
             self._room_lot.unpark_all()
         return False

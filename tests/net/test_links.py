@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -14,6 +16,13 @@ from swarmnode.net.peer import Body, Peer
 from swarmnode.testing.memory_net import MemoryNetwork
 from swarmnode.wire.constants import MAX_NONCE, TrafficClass
 from swarmnode.wire.messages import Experts, Message, Models, ModelsGet, Rows, Volunteer
+from swarmnode.wire.tensors import (
+    encode_experts_body,
+    encode_rows_body,
+    parse_experts_body_untrusted,
+    parse_rows_body_untrusted,
+)
+from tests.wire.pairs import raw_frame, raw_start
 
 from .nodes import (
     CLIENT,
@@ -29,6 +38,7 @@ from .nodes import (
     no_models,
     serve_on,
 )
+from .rude import Rude
 
 
 class Slow:
@@ -338,4 +348,77 @@ async def test_a_fault_of_ours_ends_that_connection_and_is_logged(
         assert "serving <Peer" in caplog.text
         again = await dial_from(nursery, network.host("a"), PeerAddress(peer.node_id, "b", PORT))
         await again.request(*experts())
+        nursery.cancel_scope.cancel()
+
+
+async def compute(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+    """As a worker does: parse everything, then answer a row a pair."""
+    assert isinstance(message, Experts)
+    rows, pair_row, _, _ = parse_experts_body_untrusted(message, body, N_EMBD, 16)
+    return Rows(message.encoding, len(pair_row), 0), encode_rows_body(rows[pair_row], message.encoding)
+
+
+N_EMBD = 8
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("pair_row", "pair_expert", "reason"),
+    [
+        ([10**6, 0], [0, 1], "row 1000000 of 2"),
+        ([2**32 - 1, 0], [0, 1], "row 4294967295 of 2"),
+        ([0, 1], [16, 0], "expert 16 of 16"),
+        ([1, 1], [7, 7], "expert 7 twice for row 1"),
+    ],
+)
+async def test_wrong_pairs_are_refused_and_the_next_request_is_answered(
+    pair_row: list[int], pair_expert: list[int], reason: str
+) -> None:
+    rows = np.arange(16, dtype=np.float32).reshape(2, N_EMBD)
+    message = Experts(MODEL, 0, "experts", "f32", 2, 2)
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, {Experts: compute})
+        bad = (rows.tobytes(), np.array(pair_row, "<u4").tobytes(), np.array(pair_expert, "<u2").tobytes())
+        with pytest.raises(RequestRefusedError) as refusal:
+            await peer.request(message, bad)
+        assert (refusal.value.code, refusal.value.reason) == ("bad_tensor", reason)
+        good = encode_experts_body(rows, np.array([1, 0], np.int32), np.array([7, 7], np.int32), None, "f32")
+        reply, body = await peer.request(message, good)
+        assert isinstance(reply, Rows)
+        assert np.array_equal(parse_rows_body_untrusted(reply, body, 2, N_EMBD), rows[::-1])
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("fields", "body_bytes", "code"),
+    [
+        ({"n_rows": -5}, 70, "bad_field"),
+        ({"n_pairs": -1}, 70, "bad_field"),
+        ({"n_rows": 2**28}, 2**30, "too_large"),
+        ({"n_pairs": 2**30}, 70, "bad_field"),
+        ({"n_rows": 8192, "n_pairs": 65_536}, 64 * MIB + 1, "too_large"),
+        ({"n_rows": 1, "n_pairs": 65_536}, 4 * 257 + 1 + 6 * 65_536, "bad_body"),
+        ({"n_rows": 1, "n_pairs": 65_536}, 4 * 257 + 6 * 65_536, "too_large"),
+    ],
+)
+async def test_wrong_counts_end_the_connection_before_memory_moves(
+    fields: dict[str, int], body_bytes: int, code: str
+) -> None:
+    """The last one: legal counts, a body of 394 KB, and a reply just over the cap."""
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork()
+        address = await serve_on(nursery, network.host("b"), endpoint(SERVER), {Experts: compute})
+        rude = await Rude.dial(network.host("c"), address, endpoint(3))
+        header = {"model": MODEL, "layer": 0, "form": "experts", "encoding": "f32", "n_rows": 1, "n_pairs": 1}
+        tracemalloc.start()
+        try:
+            await rude.send_raw(raw_frame(1, raw_start(Experts.number, {**header, **fields}, body_bytes)))
+            assert await rude.last_words() == code
+            assert tracemalloc.get_traced_memory()[1] < 1 * MIB
+        finally:
+            tracemalloc.stop()
+        peer = await dial_from(nursery, network.host("a"), address)
+        rows = np.ones((1, N_EMBD), np.float32)
+        good = encode_experts_body(rows, np.zeros(1, np.int32), np.zeros(1, np.int32), None, "f32")
+        await peer.request(Experts(MODEL, 0, "experts", "f32", 1, 1), good)
         nursery.cancel_scope.cancel()

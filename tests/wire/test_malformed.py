@@ -6,6 +6,8 @@ import struct
 
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swarmnode.wire import constants as c
 from swarmnode.wire.connection import Connection, State
@@ -52,7 +54,7 @@ def test_one_clear_error_and_the_connection_is_over(plain: bytes, code: str) -> 
 def test_there_are_fifty_kinds() -> None:
     assert len(MALFORMED) >= 50
     assert {code for _, _, code in MALFORMED} >= set(c.PROTOCOL_ERRORS) - {
-        "bad_record", "bad_tensor", "no_version", "ended", "wrong_reply",
+        "bad_manifest", "bad_record", "bad_tensor", "no_version", "ended", "wrong_reply",
     }  # fmt: skip
 
 
@@ -120,3 +122,40 @@ def test_nothing_may_come_before_settings(plain: bytes) -> None:
     (ended,) = send_raw(rude, victim, plain)
     assert isinstance(ended, Ended)
     assert ended.code == "bad_state"
+
+
+FRAMES = st.one_of(
+    st.binary(max_size=60),
+    st.builds(
+        raw_frame,
+        st.integers(0, 8),
+        st.binary(max_size=60),
+        request_id=st.integers(0, 6),
+        traffic_class=st.integers(0, 4),
+        flags=st.sampled_from([0, 0, 0, 1]),
+    ),
+    st.sampled_from([item[1] for item in MALFORMED if len(item[1]) < 2000]),
+    st.builds(raw_request, request_id=st.integers(0, 6), traffic_class=st.integers(0, 3)),
+)
+
+
+@given(st.lists(st.lists(FRAMES, min_size=1, max_size=4), max_size=6), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_frames_in_any_order_are_events_or_one_error(
+    records: list[list[bytes]], victim_asks: bool
+) -> None:
+    rude, victim = open_pair()
+    if victim_asks:
+        victim.send_request(*experts())
+        rude.receive_data(victim.data_to_send(4096))
+    ended: list[Ended] = []
+    for record in records:
+        plain = b"".join(record)
+        if len(plain) < 12:
+            continue
+        events = send_raw(rude, victim, plain)
+        assert not (ended and events)
+        ended += [event for event in events if isinstance(event, Ended)]
+    assert len(ended) <= 1
+    assert all(event.code in c.PROTOCOL_ERRORS or event.error is None for event in ended)
+    assert (victim.state is State.CLOSED) == bool(ended)
