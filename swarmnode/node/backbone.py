@@ -86,7 +86,7 @@ def assemble_backbone(
 ) -> Backbone:
     """Wire the services of a loaded model; nothing runs yet."""
     config = options.config
-    members = Members(model.n_expert, config.dispatch.fresh_s, trio.current_time)
+    members = Members(model.n_expert, config.dispatch, trio.current_time)
     prober = Prober(manifest.model_id, model.n_embd, bank, compute, members, config.dispatch)
     remote = RemoteExperts(manifest.model_id, bank, compute, members, config.dispatch, options.form)
     engine = Engine(

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from swarmnode.config import DispatchConfig
 from swarmnode.identity import NodeId
 from swarmnode.net.peer import Peer
 from swarmnode.schedule.dispatch import Routing, build_routing
@@ -28,7 +29,7 @@ class Standing(enum.Enum):
     SUSPECT = "suspect"
     """Missed a deadline; gets no rows until a probe is answered."""
     QUARANTINED = "quarantined"
-    """Computed wrong numbers; gets no rows for as long as it stays connected."""
+    """Computed wrong numbers; gets no rows for `DispatchConfig.quarantine_s`, reconnecting or not."""
 
 
 @dataclass
@@ -62,10 +63,13 @@ class Worker:
 class Members:
     """The backbone's table of workers. All methods are synchronous: nothing is ever held across a wait."""
 
-    def __init__(self, n_expert: int, fresh_s: float, now: Callable[[], float]) -> None:
+    def __init__(self, n_expert: int, config: DispatchConfig, now: Callable[[], float]) -> None:
         self._n_expert = n_expert
-        self._fresh_s = fresh_s
+        self._fresh_s = config.fresh_s
+        self._quarantine_s = config.quarantine_s
         self._now = now
+        self._quarantined: dict[NodeId, tuple[float, str]] = {}
+        """Until when, and why."""
         self._workers: dict[NodeId, Worker] = {}
         self._routing = Routing()
         self._routed: tuple[Worker, ...] = ()
@@ -79,13 +83,15 @@ class Members:
     def announce(
         self, peer: Peer, holdings: Mapping[int, frozenset[int]], max_rows: int, device: str
     ) -> Worker:
-        """Add a worker, or replace what it announced before. Quarantine outlives a new announcement."""
+        """Add a worker, or replace what it announced before. Quarantine outlives announcements and connections."""
         old = self._workers.get(peer.node_id)
         worker = Worker(peer, peer.node_id, holdings, max_rows, device)
         if old is not None:
             worker.tally = old.tally
-            if old.standing is Standing.QUARANTINED:
-                worker.standing, worker.reason = old.standing, old.reason
+        now_s = self._now()
+        self._quarantined = {node: item for node, item in self._quarantined.items() if item[0] > now_s}
+        if peer.node_id in self._quarantined:
+            worker.standing, worker.reason = Standing.QUARANTINED, self._quarantined[peer.node_id][1]
         self._workers[peer.node_id] = worker
         self._stale = True
         return worker
@@ -123,10 +129,11 @@ class Members:
             self._stale = True
 
     def quarantine(self, worker: Worker, reason: str) -> None:
-        """The worker's numbers are wrong: no rows any more on this connection."""
+        """The worker's numbers are wrong: no rows for a while, whatever it does."""
         log.warning("worker %s is quarantined: %s", worker.node_id.short, reason)
         worker.tally.bad_replies += 1
         worker.standing, worker.reason = Standing.QUARANTINED, reason
+        self._quarantined[worker.node_id] = (self._now() + self._quarantine_s, reason)
         self._stale = True
 
     def routing(self) -> tuple[Routing, tuple[Worker, ...]]:

@@ -72,6 +72,12 @@ class ResidenceBuilder:
         Raises BudgetError when not one expert fits, StoreError, DeviceError when the self-test fails, and RemoteError
         when the peer fails; what was fetched stays on disk for the next try.
         """
+        memory_bytes = self.device.info.memory_total_bytes
+        if 0 < memory_bytes < self.budget_bytes:
+            raise BudgetError(
+                f"the budget is {self.budget_bytes} bytes, {self.device.info.name} has {memory_bytes}; "
+                "give a smaller --budget"
+            )
         smallest = min(layer.layout.expert_bytes for layer in manifest.layers.values())
         if self.budget_bytes < smallest:
             raise BudgetError(
@@ -86,7 +92,7 @@ class ResidenceBuilder:
             raise
 
     async def _move_in(self, peer: Peer, manifest: Manifest, store: SliceStore) -> Residence:
-        kept = self._fitting(manifest, store)
+        kept = await self.threads.run(partial(self._fitting, manifest, store))
         offered = await self._volunteer(peer, manifest, kept)
         fetch_bytes = _bytes_of(manifest, offered)
         total_bytes = fetch_bytes + _bytes_of(manifest, kept)
@@ -156,7 +162,7 @@ class ResidenceBuilder:
         return offered
 
     def _fitting(self, manifest: Manifest, store: SliceStore) -> list[ExpertRange]:
-        """The ranges on disk that fit the budget, in order; the others stay on disk, unused."""
+        """The ranges on disk that fit the budget, in order; others are deleted, for the budget is the disk's too."""
         kept: list[ExpertRange] = []
         left_bytes = self.budget_bytes
         for item in store.held():
@@ -164,6 +170,8 @@ class ResidenceBuilder:
             if n_bytes <= left_bytes:
                 kept.append(item)
                 left_bytes -= n_bytes
+            else:
+                store.remove(item)
         return kept
 
     async def _load(

@@ -198,7 +198,7 @@ async def open_swarm(
 ) -> AsyncIterator[Swarm]:
     """A backbone of `model_path`, with room for two sequences of `n_ctx` tokens; no workers yet."""
     config = config or Config()
-    config = replace(config, compute=replace(config.compute, n_threads=1, self_test_widths=(1, 8)))
+    config = replace(config, compute=replace(config.compute, n_threads=1, self_test_widths=(1, 64)))
     network = MemoryNetwork(latency_s=latency_s)
     key = NodeKey.from_seed(bytes(32))
     options = BackboneOptions(

@@ -8,7 +8,6 @@ cache folder: each has slices of its own, and a restarted one finds those of a p
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Self
 
 from swarmnode.errors import BadReplyError, ModelFileError, StoreError, UnsupportedModelError
 from swarmnode.weights.disk import PARTIAL_SUFFIX, make_folder, store_error
+from swarmnode.weights.file_lock import try_lock
 from swarmnode.weights.manifest import BytesLike, Manifest
 from swarmnode.weights.shard import ShardFile, shard_name, write_shard
 from swarmnode.weights.slices import ExpertRange
@@ -204,13 +204,13 @@ def _lock_slot(folder: Path) -> tuple[Path, int]:
         except OSError as error:
             raise store_error(slot, error) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = try_lock(descriptor)
         except OSError as error:
             os.close(descriptor)
-            if not isinstance(error, BlockingIOError):
-                raise store_error(slot, error) from error
-        else:
+            raise store_error(slot, error) from error
+        if locked:
             return slot, descriptor
+        os.close(descriptor)
     raise StoreError(
         f"{folder}: {MAX_SLOTS} other processes use this cache folder; choose another: --cache DIR"
     )
