@@ -170,7 +170,7 @@ class Connection:
     @property
     def has_data_to_send(self) -> bool:
         """True when `data_to_send` would return something."""
-        return bool(self._clear) or (self._writer is not None and bool(self._outbox))
+        return bool(self._clear) or (self._writer is not None and self._outbox.n_items > 0)
 
     @property
     def oldest_incomplete(self) -> int:
@@ -180,7 +180,8 @@ class Connection:
     @property
     def can_request(self) -> bool:
         """True when the peer takes one more request now."""
-        return self.state is State.OPEN and len(self._asked) < self.settings.max_requests
+        settings = self._peer_settings
+        return self.state is State.OPEN and settings is not None and len(self._asked) < settings.max_requests
 
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class Connection:
         if self.state is State.CLOSED:
             return events
         try:
-            rest = self._receive_handshake(data) if self.state in HANDSHAKE_STATES else data
+            rest = self._receive_handshake(data) if self._reader is None else data
             if self._reader is not None:
                 self._receive_records(rest, self._reader, events)
         except (HandshakeError, ProtocolError) as error:
@@ -436,7 +437,7 @@ class Connection:
             out.append(self._clear)
             self._clear = bytearray()
         room = max(max_bytes, MIN_WRITE_BYTES)
-        while self._writer is not None and room >= MIN_WRITE_BYTES and self._outbox:
+        while self._writer is not None and room >= MIN_WRITE_BYTES and self._outbox.n_items:
             plain, done = self._outbox.next_record(min(room, MAX_RECORD_PLAIN_BYTES))
             record = self._writer.seal(plain)
             room -= len(record)

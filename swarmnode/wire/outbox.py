@@ -112,24 +112,25 @@ class Outbox:
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in TrafficClass)
         self.queued_bytes = 0
         """Bytes of headers and bodies that have not left yet."""
-
-    def __bool__(self) -> bool:
-        control, decode, prefill, bulk = self._queues
-        return bool(decode or control or prefill or bulk)
+        self.n_items = 0
+        """Messages and bare frames that have not left, or not all of them."""
 
     def put(self, item: Outgoing) -> None:
         """Queue behind everything of the same class."""
         self._queues[item.traffic_class].append(item)
+        self.n_items += 1
         self.queued_bytes += item.left_bytes
 
     def put_first(self, item: Outgoing) -> None:
         """Queue before everything of the same class; only for frames that do not start a message."""
         self._queues[item.traffic_class].appendleft(item)
+        self.n_items += 1
         self.queued_bytes += item.left_bytes
 
     def drop(self, item: Outgoing) -> None:
         """Forget what has not left of an item that is queued."""
         self._queues[item.traffic_class].remove(item)
+        self.n_items -= 1
         self.queued_bytes -= item.left_bytes
 
     def clear(self) -> None:
@@ -137,6 +138,7 @@ class Outbox:
         for queue in self._queues:
             queue.clear()
         self.queued_bytes = 0
+        self.n_items = 0
 
     def next_record(self, max_bytes: int) -> tuple[bytes, list[Outgoing]]:
         """Plaintext of the next record, at most `max_bytes`, and the items that are complete with it.
@@ -157,4 +159,5 @@ class Outbox:
                 if item.left_bytes:
                     return b"".join(out), done
                 done.append(queue.popleft())
+                self.n_items -= 1
         return b"".join(out), done
