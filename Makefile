@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # leaves llamafile's kernels out (docs/decisions/0002-ggml-build.md).
 GGML_FLAGS := -DGGML_LLAMAFILE=ON -DGGML_OPENMP=OFF
 
-.PHONY: setup demo test test-slow lint types check bench clean
+.PHONY: setup demo test test-slow test-vulkan lint types check bench clean
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,11 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# A second backend, in a venv of its own; GGML_VK_VISIBLE_DEVICES lets ggml take a driver that runs on the CPU.
+test-vulkan:
+	PYTHON="$(PYTHON)" tools/vulkan/setup.sh
+	GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES:-0} .venv-vulkan/bin/python -m pytest -m vulkan tests/vulkan
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,4 +42,4 @@ types: setup
 check: lint types test
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-vulkan build dist *.egg-info
