@@ -50,7 +50,7 @@ apt_install() { # suite, packages
 has_driver() {
     compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
 }
-has_loader() { ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so ' || [ -n "${VULKAN_SDK:-}" ]; }
+has_loader() { ldconfig -p 2>/dev/null | grep 'libvulkan\.so ' >/dev/null || [ -n "${VULKAN_SDK:-}" ]; }
 
 # ggml names what Vulkan's C++ headers have since 1.3.296 or so.
 has_headers() {
@@ -73,16 +73,19 @@ has_driver || apt_install "$OWN_SUITE-backports" mesa-vulkan-drivers
 has_loader || apt_install "$OWN_SUITE" libvulkan-dev
 command -v glslc >/dev/null || apt_install "$OWN_SUITE" glslc
 
-if ! has_headers; then
-    has_headers -isystem "$INCLUDE" || fetch_headers
-    export CPATH=$INCLUDE${CPATH:+:$CPATH} CMAKE_PREFIX_PATH=$ROOT/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
-    ARGUMENTS+=" -DVulkan_INCLUDE_DIR=$INCLUDE"
-fi
+installed() {
+    "$VENV/bin/python" -c 'from importlib.metadata import version; print("ggml-python==" + version("ggml-python"))' 2>/dev/null
+}
 
 STAMP=$VENV/.ready
 if [ "$(cat "$STAMP" 2>/dev/null)" != "$REQUIREMENT" ] || [ pyproject.toml -nt "$STAMP" ]; then
     [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-    if ! "$VENV/bin/python" -m pip --quiet freeze | grep -qx "$REQUIREMENT" || [ ! -e "$VENV/.built" ]; then
+    if [ ! -e "$VENV/.built" ] || [ "$(installed)" != "$REQUIREMENT" ]; then
+        if ! has_headers; then
+            has_headers -isystem "$INCLUDE" || fetch_headers
+            export CPATH=$INCLUDE${CPATH:+:$CPATH} CMAKE_PREFIX_PATH=$ROOT/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
+            ARGUMENTS+=" -DVulkan_INCLUDE_DIR=$INCLUDE"
+        fi
         echo "building ggml with Vulkan (about five minutes on two cores) ..."
         CMAKE_ARGS=$ARGUMENTS "$VENV/bin/python" -m pip install --quiet --no-cache-dir --force-reinstall --no-deps \
             --no-binary ggml-python "$REQUIREMENT" || fail "ggml did not build with $ARGUMENTS; see the lines above"
@@ -93,7 +96,7 @@ if [ "$(cat "$STAMP" 2>/dev/null)" != "$REQUIREMENT" ] || [ pyproject.toml -nt "
 fi
 
 # ggml passes over drivers that run on the CPU unless told which device to take.
-GGML_VK_VISIBLE_DEVICES=${GGML_VK_VISIBLE_DEVICES:-0} "$VENV/bin/python" - <<'PROGRAM' || fail "this ggml finds no Vulkan device"
+GGML_VK_VISIBLE_DEVICES=${GGML_VK_VISIBLE_DEVICES:-0} "$VENV/bin/python" - <<'PROGRAM' ||
 import sys
 from swarmnode.compute.devices import list_devices
 found = [info for info in list_devices() if info.name.startswith("Vulkan")]
@@ -101,3 +104,4 @@ for info in found:
     print(f"{info.name}: {info.description}")
 sys.exit(not found)
 PROGRAM
+    fail "this ggml finds no Vulkan device: is a driver installed (vulkaninfo --summary)?"
