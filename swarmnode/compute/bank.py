@@ -40,6 +40,21 @@ class _Layer:
         self.segment_of: npt.NDArray[np.int32] = np.full(layout.n_expert, _ABSENT, np.int32)
         """Index into `segments` for each expert, or _ABSENT."""
         self.slot_of: Ids = np.full(layout.n_expert, _ABSENT, np.int32)
+        self.only_segment: int | None = None
+        """Index of the segment that holds every expert of the layer, if there is one: nothing is looked up then."""
+
+    def refresh(self) -> None:
+        """Experts came or went."""
+        homes = set(self.segment_of.tolist())
+        self.only_segment = homes.pop() if len(homes) == 1 and _ABSENT not in homes else None
+
+    def common_segment(self, experts: Ids) -> int | None:
+        """Index of the segment that holds all of these (held) experts; None if they are in several."""
+        if self.only_segment is not None:
+            return self.only_segment
+        homes = self.segment_of[experts].reshape(-1)
+        first = int(homes[0])
+        return first if (homes == first).all() else None
 
     def place(self, expert: int, segment: Segment, slot: int) -> None:
         if segment not in self.segments:
@@ -243,14 +258,13 @@ class ExpertBank:
 
     def _moe_piece(self, place: _Layer, rows: Rows, ids: Ids, weights: Rows) -> Rows:
         n_rows, n_used = ids.shape
-        homes = place.segment_of[ids]
-        first = int(homes[0, 0])
-        if (homes != first).any() or not self._one_graph_is_defined(ids):
+        home = place.common_segment(ids)
+        if home is None or not self._one_graph_is_defined(ids):
             y: Rows = np.empty((ids.size, rows.shape[1]), np.float32)
             pair_row = np.repeat(np.arange(n_rows, dtype=np.int32), n_used)
             self._compute_pairs(place, rows, pair_row, ids.reshape(-1), y)
             return combine_top_k(y.reshape(n_rows, n_used, -1), weights)
-        tensors = place.segment(first).tensors
+        tensors = place.segment(home).tensors
         graph = self._graphs.moe(place.shape, tensors, n_rows, n_used)
         slots = place.slot_of[ids]
         return graph.run(tensors, x=rows[:, None, :], ids=slots, p=weights[:, :, None])
@@ -268,8 +282,8 @@ class ExpertBank:
 
     def _pair_rows(self, place: _Layer, rows: Rows, pair_row: Ids, pair_expert: Ids) -> Rows:
         """y f32[P, E] for at most max_rows pairs: where one graph computes them all, its memory, without a copy."""
-        home = int(place.segment_of[pair_expert[0]])
-        if (place.segment_of[pair_expert] == home).all():
+        home = place.common_segment(pair_expert)
+        if home is not None:
             slots = place.slot_of[pair_expert]
             return self._run_piece(place.shape, place.segment(home), rows, pair_row, slots)
         y: Rows = np.empty((pair_row.size, rows.shape[1]), np.float32)
@@ -298,10 +312,11 @@ class ExpertBank:
         """
         if pair_expert.size == 0:
             return
-        homes = place.segment_of[pair_expert]
-        if pair_expert.size <= self._max_rows and (homes == homes[0]).all():
-            yield place.segment(int(homes[0])), slice(None)
+        only = place.common_segment(pair_expert)
+        if pair_expert.size <= self._max_rows and only is not None:
+            yield place.segment(only), slice(None)
             return
+        homes = place.segment_of[pair_expert]
         for home in np.unique(homes):
             index = np.flatnonzero(homes == home)
             if index.size > self._max_rows:
@@ -355,6 +370,7 @@ class ExpertBank:
         """Make a change to a layer visible, atomically for readers in other threads."""
         number = layer.layout.layer
         self._layers[number] = layer
+        layer.refresh()
         holdings = {**self._holdings, number: layer.held()}
         if not holdings[number]:
             del holdings[number], self._layers[number]
@@ -371,7 +387,7 @@ class ExpertBank:
             raise UsageError(f"pair_row must have one dimension, not {pair_row.ndim}")
         _check_array("pair_row", pair_row, np.int32, pair_row.shape)
         _check_array("pair_expert", pair_expert, np.int32, pair_row.shape)
-        if pair_row.size and (int(pair_row.min()) < 0 or int(pair_row.max()) >= rows.shape[0]):
+        if pair_row.size and int(pair_row.view(np.uint32).max()) >= rows.shape[0]:  # negative: huge
             raise UsageError(f"pair_row names a row outside 0..{rows.shape[0] - 1}")
         self._check_ids(place, pair_expert)
         return place
@@ -380,8 +396,10 @@ class ExpertBank:
         if ids.size == 0:
             return
         layout = place.layout
-        if int(ids.min()) < 0 or int(ids.max()) >= layout.n_expert:
+        if int(ids.view(np.uint32).max()) >= layout.n_expert:  # a negative id is a huge one here
             raise UsageError(f"layer {layout.layer} has experts 0..{layout.n_expert - 1} only")
+        if place.only_segment is not None:
+            return
         missing = place.segment_of[ids] == _ABSENT
         if missing.any():
             raise UsageError(f"layer {layout.layer}: expert {int(ids[missing][0])} is not held")

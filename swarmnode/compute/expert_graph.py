@@ -54,10 +54,10 @@ class ExpertShape:
 class ExpertGraph:
     """One built graph and the three (or two) mat-muls whose weights are swapped."""
 
-    def __init__(self, graph: Graph, products: Sequence[Tensor]) -> None:
+    def __init__(self, graph: Graph, products: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         self._graph = graph
         self._products = products
-        self._weights: Sequence[Tensor] | None = None
+        self._weights = weights
         self.n_bytes = graph.n_bytes
 
     def write_rows(self, rows: npt.NDArray[np.float32], pair_row: npt.NDArray[np.int32]) -> None:
@@ -100,7 +100,7 @@ def build_pairs(device: Device, shape: ExpertShape, weights: Sequence[Tensor], n
     ids = builder.input("ids", ggml.I32, 1, n_pairs)
     y, products = _expert_rows(builder, shape, weights, x, ids)
     builder.output("y", builder.reshape(y, shape.n_embd, n_pairs))
-    return ExpertGraph(builder.build(), products)
+    return ExpertGraph(builder.build(), products, weights)
 
 
 def build_moe(
@@ -118,7 +118,7 @@ def build_moe(
     for k in range(1, n_used):
         total = builder.add(total, builder.view(weighted, (shape.n_embd, n_rows), (nb2,), k * nb1))
     builder.output("y", total)
-    return ExpertGraph(builder.build(), products)
+    return ExpertGraph(builder.build(), products, weights)
 
 
 def _expert_rows(
@@ -168,9 +168,14 @@ class GraphCache:
         return graph
 
     def moe(self, shape: ExpertShape, weights: Sequence[Tensor], n_rows: int, n_used: int) -> ExpertGraph:
-        """The graph of `build_moe`."""
-        key = ("moe", shape, n_rows, n_used)
-        graph = self._find(key)
+        """The graph of `build_moe`.
+
+        Single rows have a graph for each set of weights: swapping them takes longer than all else around ggml.
+        """
+        key = (id(weights), n_used) if n_rows == 1 else ("moe", shape, n_rows, n_used)
+        graph = self._find(
+            key
+        )  # which keeps the weights it last ran with, so that no other list gets their id
         if graph is None:
             self._make_room(shape.work_bytes(n_rows * n_used))
             graph = self._keep(key, build_moe(self._device, shape, weights, n_rows, n_used))

@@ -196,7 +196,12 @@ class Graph:
         self._input_tensors = inputs
         self._output_tensors = outputs
         self._externals = externals
+        self._fixed = set(externals.values())
+        self._replaced: dict[tuple[int, int], Tensor] = {}
+        """What `replace_source` put in, by (node, index); `_fixed` is what it has not touched."""
         self._arenas = {tensor.arena for tensor in externals.values()}
+        self._n_closings = -1
+        """Arena.n_closings when all arenas were last seen open."""
         self._borrowed = workspace is not None
         self._memory = Workspace(device) if workspace is None else workspace
         self._scheduler = self._memory.allocate(cgraph)
@@ -253,17 +258,21 @@ class Graph:
         The new one has the type, the row length and the rows of the old one; it may stack more or fewer
         matrices, because ggml reads sizes when it computes. UsageError otherwise.
         """
-        address = address_of(node.pointer.contents.src[index])
-        old = self._externals.get(address)
+        place = (address_of(node.pointer), index)
+        old = self._replaced.get(place)
+        if old is None:  # addresses tell tensors apart only as long as all of them live: at the first replacement
+            old = self._externals.get(address_of(node.pointer.contents.src[index]))
         if old is tensor:
             return
         if old is None or node.arena is not self._arena:
             raise UsageError(f"source {index} of {node!r} is not a weight of this graph")
         need(tensor.type == old.type and tensor.ne[:2] == old.ne[:2], "replace_source", old, tensor)
+        if place not in self._replaced:
+            self._fixed.discard(old)
         node.pointer.contents.src[index] = tensor.pointer
-        del self._externals[address]
-        self._externals[address_of(tensor.pointer)] = tensor
-        self._arenas = {external.arena for external in self._externals.values()}
+        self._replaced[place] = tensor
+        self._arenas = {external.arena for external in (*self._fixed, *self._replaced.values())}
+        self._n_closings = -1
 
     def close(self) -> None:
         """Free the graph; its numpy views must not be touched afterwards."""
@@ -272,10 +281,17 @@ class Graph:
         self._close()
 
     def _check_open(self) -> None:
-        if not self._close.alive or self._device.closed or any(arena.closed for arena in self._arenas):
+        if not self._close.alive or self._device.closed or not self._arenas_are_open():
             raise DeviceError("the graph, its device or a tensor that it uses was closed")
         if self._turn != self._memory.turn or self._memory.closed:
             raise DeviceError("the graph's workspace belongs to a newer graph, or was closed")
+
+    def _arenas_are_open(self) -> bool:
+        if self._n_closings != Arena.n_closings:
+            if any(arena.closed for arena in self._arenas):
+                return False
+            self._n_closings = Arena.n_closings
+        return True
 
 
 def _free_graph(memory: Workspace | None, arena: Arena) -> None:

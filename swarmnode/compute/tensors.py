@@ -33,6 +33,9 @@ class Arena:
     it.
     """
 
+    n_closings = 0
+    """Of all arenas together: while it stands still, none that was open has been closed."""
+
     def __init__(self, n_tensors: int, n_graph_nodes: int = 0) -> None:
         n_bytes = n_tensors * api.ggml_tensor_overhead()
         if n_graph_nodes:
@@ -57,6 +60,7 @@ class Arena:
     def close(self) -> None:
         """Free structs and buffers; tensors of this arena must not be used afterwards."""
         self.closed = True
+        Arena.n_closings += 1
         self._close()
 
 
@@ -73,7 +77,7 @@ class Tensor:
     ggml type.
     """
 
-    __slots__ = ("arena", "n_dims", "ne", "pointer")
+    __slots__ = ("arena", "n_dims", "ne", "pointer", "type")
 
     def __init__(self, pointer: TensorPointer, arena: Arena, n_dims: int) -> None:
         self.pointer = pointer
@@ -81,14 +85,11 @@ class Tensor:
         self.n_dims = n_dims
         """As declared; ggml itself forgets trailing dimensions of size 1."""
         self.ne: tuple[int, ...] = tuple(pointer.contents.ne)
+        self.type = int(pointer.contents.type)
 
     @property
     def nb(self) -> tuple[int, ...]:
         return tuple(self.pointer.contents.nb)
-
-    @property
-    def type(self) -> int:
-        return int(self.pointer.contents.type)
 
     @property
     def n_elements(self) -> int:
