@@ -247,6 +247,33 @@ def test_replace_source_takes_only_weights_of_the_same_shape(device: Device) -> 
     weights.close()
 
 
+def test_replace_source_after_the_old_weights_are_gone(device: Device) -> None:
+    """New tensor structs come to lie where freed ones were, so addresses say nothing about identity."""
+
+    def make(value: float) -> tuple[WeightSet, list[Tensor]]:
+        weights = WeightSet(device)
+        return weights, [
+            weights.bind(name, ggml.F32, (8, 2), np.full((2, 8), value, np.float32)) for name in ("a", "b")
+        ]
+
+    held, (first, second) = make(1)
+    builder = GraphBuilder(device, 8)
+    x = builder.input("x", ggml.F32, 8, 1)
+    products = [builder.mul_mat(first, x), builder.mul_mat(second, x)]
+    builder.output("y", builder.add(*products))
+    graph = builder.build()
+    graph.inputs["x"][:] = 1
+    for value in range(2, 60):
+        held.close()
+        held, tensors = make(value)
+        for product, tensor in zip(products, reversed(tensors) if value % 2 else tensors, strict=True):
+            graph.replace_source(product, 0, tensor)
+        graph.compute()
+        assert graph.outputs["y"].tolist() == [[16 * value, 16 * value]]
+    graph.close()
+    held.close()
+
+
 @pytest.mark.parametrize(
     ("ggml_type", "ne", "n_bytes"),
     [(0, (4,), 15), (0, (4, -1), 16), (0, (), 4), (0, (1, 1, 1, 1, 1), 4), (0, (2**40, 2**40), 16)],
