@@ -28,6 +28,7 @@ from swarmnode.config import ComputeConfig
 from swarmnode.errors import DeviceError, UsageError
 
 _ABSENT = -1
+_FEW_IDS = 64
 
 
 class _Layer:
@@ -42,11 +43,19 @@ class _Layer:
         self.slot_of: Ids = np.full(layout.n_expert, _ABSENT, np.int32)
         self.only_segment: int | None = None
         """Index of the segment that holds every expert of the layer, if there is one: nothing is looked up then."""
+        self.slots_are_ids = False
+        """Whether expert e of that segment is in slot e, as in a bound layer."""
 
     def refresh(self) -> None:
         """Experts came or went."""
         homes = set(self.segment_of.tolist())
         self.only_segment = homes.pop() if len(homes) == 1 and _ABSENT not in homes else None
+        in_order = self.slot_of.tolist() == list(range(self.layout.n_expert))
+        self.slots_are_ids = in_order and self.only_segment is not None
+
+    def slots(self, experts: Ids) -> Ids:
+        """Slots of these (held) experts, in their shape."""
+        return experts if self.slots_are_ids else self.slot_of[experts]
 
     def common_segment(self, experts: Ids) -> int | None:
         """Index of the segment that holds all of these (held) experts; None if they are in several."""
@@ -249,8 +258,10 @@ class ExpertBank:
         _check_array("ids", ids, np.int32, (rows.shape[0], ids.shape[1]))
         _check_array("weights", weights, np.float32, ids.shape)
         self._check_ids(place, ids)
-        out: Rows = np.empty(rows.shape, np.float32)
         n_rows = max(1, self._max_rows // ids.shape[1])
+        if 0 < rows.shape[0] <= n_rows:
+            return self._moe_piece(place, rows, ids, weights).copy()
+        out: Rows = np.empty(rows.shape, np.float32)
         for start in range(0, rows.shape[0], n_rows):
             piece = slice(start, start + n_rows)
             out[piece] = self._moe_piece(place, rows[piece], ids[piece], weights[piece])
@@ -266,7 +277,7 @@ class ExpertBank:
             return combine_top_k(y.reshape(n_rows, n_used, -1), weights)
         tensors = place.segment(home).tensors
         graph = self._graphs.moe(place.shape, tensors, n_rows, n_used)
-        slots = place.slot_of[ids]
+        slots = place.slots(ids)
         return graph.run(tensors, x=rows[:, None, :], ids=slots, p=weights[:, :, None])
 
     def _one_graph_is_defined(self, ids: Ids) -> bool:
@@ -284,7 +295,7 @@ class ExpertBank:
         """y f32[P, E] for at most max_rows pairs: where one graph computes them all, its memory, without a copy."""
         home = place.common_segment(pair_expert)
         if home is not None:
-            slots = place.slot_of[pair_expert]
+            slots = place.slots(pair_expert)
             return self._run_piece(place.shape, place.segment(home), rows, pair_row, slots)
         y: Rows = np.empty((pair_row.size, rows.shape[1]), np.float32)
         self._compute_pairs(place, rows, pair_row, pair_expert, y)
@@ -294,7 +305,7 @@ class ExpertBank:
         self, place: _Layer, rows: Rows, pair_row: Ids, pair_expert: Ids, out: npt.NDArray[np.float32]
     ) -> None:
         for segment, index in self._pieces(place, pair_expert):
-            slots = place.slot_of[pair_expert[index]]
+            slots = place.slots(pair_expert[index])
             out[index] = self._run_piece(place.shape, segment, rows, pair_row[index], slots)
 
     def _run_piece(self, shape: ExpertShape, segment: Segment, rows: Rows, pair_row: Ids, slots: Ids) -> Rows:
@@ -387,8 +398,10 @@ class ExpertBank:
             raise UsageError(f"pair_row must have one dimension, not {pair_row.ndim}")
         _check_array("pair_row", pair_row, np.int32, pair_row.shape)
         _check_array("pair_expert", pair_expert, np.int32, pair_row.shape)
-        if pair_row.size and int(pair_row.view(np.uint32).max()) >= rows.shape[0]:  # negative: huge
-            raise UsageError(f"pair_row names a row outside 0..{rows.shape[0] - 1}")
+        if pair_row.size:
+            lowest, highest = _extremes(pair_row)
+            if lowest < 0 or highest >= rows.shape[0]:
+                raise UsageError(f"pair_row names a row outside 0..{rows.shape[0] - 1}")
         self._check_ids(place, pair_expert)
         return place
 
@@ -396,13 +409,22 @@ class ExpertBank:
         if ids.size == 0:
             return
         layout = place.layout
-        if int(ids.view(np.uint32).max()) >= layout.n_expert:  # a negative id is a huge one here
+        lowest, highest = _extremes(ids)
+        if lowest < 0 or highest >= layout.n_expert:
             raise UsageError(f"layer {layout.layer} has experts 0..{layout.n_expert - 1} only")
         if place.only_segment is not None:
             return
         missing = place.segment_of[ids] == _ABSENT
         if missing.any():
             raise UsageError(f"layer {layout.layer}: expert {int(ids[missing][0])} is not held")
+
+
+def _extremes(ids: Ids) -> tuple[int, int]:
+    """Least and greatest of at least one id."""
+    if ids.size > _FEW_IDS:
+        return int(ids.min()), int(ids.max())
+    few = ids.ravel().tolist()  # numpy's reductions cost 30 us each when their code is out of the caches
+    return min(few), max(few)
 
 
 def _check_rows(layout: LayerLayout, rows: Rows) -> None:

@@ -170,6 +170,10 @@ def _first_columns(g: GraphBuilder, buffer: Tensor, n: int) -> Tensor:
 
 def attention_inputs(n_past: int, n_tokens: int, n_kv: int) -> tuple[npt.NDArray[Any], ...]:
     """For tokens at n_past..: positions i32 [4 T], cells i64 [T], mask f16 [T, n_kv] (0: may look, else -inf)."""
+    if n_tokens == 1:  # the same in fewer steps, for each token of an answer
+        row = np.full((1, n_kv), -np.inf, np.float16)
+        row[0, : n_past + 1] = 0
+        return np.array([n_past, n_past, n_past, 0], np.int32), np.array([n_past], np.int64), row
     cells = np.arange(n_past, n_past + n_tokens, dtype=np.int64)
     positions = np.zeros((4, n_tokens), np.int32)
     positions[:3] = cells
