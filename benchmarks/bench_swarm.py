@@ -111,7 +111,7 @@ async def open_bench_swarm(
                 backbone.engine.tokenizer,
                 bank,
                 compute,
-                Members(loaded_model.n_expert, dispatch.fresh_s, trio.current_time),
+                Members(loaded_model.n_expert, dispatch, trio.current_time),
                 backbone.engine.remote,
                 n_slots=1,
                 chunk_tokens=config.models.n_ubatch,

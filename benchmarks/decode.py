@@ -8,7 +8,8 @@ thread each share the machine with the backbone: what remote costs here is an up
 says nothing about the gain of more machines. The peer is left out if `make bench-setup` was not run. Slices stay in
 the work folder, so that a second run starts at once.
 
-python us: time a layer and token that is neither ggml's nor spent waiting for sockets, the compute hops included.
+python us: time a layer and token that is neither ggml's nor spent waiting for sockets; cpu us: CPU time of the two
+threads that run Python, outside ggml: the same without thread wake-ups, and little disturbed by a busy machine.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def print_table(samples: dict[str, list[Sample]], n_layer: int) -> None:
     """One line a contestant; ratios against the first."""
     print(
         f"{'':28}{'decode tok/s':>13}{'ratio':>7}{'first token ms':>16}"
-        f"{'ggml ms':>9}{'sockets ms':>12}{'python us':>11}"
+        f"{'ggml ms':>9}{'sockets ms':>12}{'python us':>11}{'cpu us':>8}"
     )
     base = median(samples[name_of(None)], lambda sample: sample.decode_per_s)
     for name, taken in samples.items():
@@ -173,10 +174,11 @@ def print_table(samples: dict[str, list[Sample]], n_layer: int) -> None:
         print(line)
 
 
-def _split_of(taken: list[Sample], n_layer: int) -> tuple[str, str, str]:
+def _split_of(taken: list[Sample], n_layer: int) -> tuple[str, str, str, str]:
     ggml_ms = 1e3 * median(taken, lambda sample: _times(sample).ggml_s / _steps(sample))
     socket_ms = 1e3 * median(taken, lambda sample: _times(sample).socket_s / _steps(sample))
-    return f"{ggml_ms:9.2f}", f"{socket_ms:12.2f}", f"{python_us(taken, n_layer):11.0f}"
+    cpu_us = 1e6 * median(taken, lambda sample: _times(sample).python_cpu_s / (_steps(sample) * n_layer))
+    return f"{ggml_ms:9.2f}", f"{socket_ms:12.2f}", f"{python_us(taken, n_layer):11.0f}", f"{cpu_us:8.0f}"
 
 
 def python_us(taken: list[Sample], n_layer: int) -> float:

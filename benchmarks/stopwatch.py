@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -28,10 +29,13 @@ class Times:
     ggml_s: float
     socket_s: float
     """Trio had nothing to do and the compute thread neither: somebody else's turn."""
+    python_cpu_s: float
+    """CPU time of trio's and the compute thread outside ggml: what `python_s` would be if threads woke up at once and
+    nobody else used the machine."""
 
     @property
     def python_s(self) -> float:
-        """Everything else."""
+        """Everything else, hops between the two threads included."""
         return self.wall_s - self.ggml_s - self.socket_s
 
 
@@ -40,6 +44,8 @@ class Stopwatch(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self._ggml_ns = 0
+        self._ggml_cpu_ns = 0
+        self._job_cpu_ns = 0
         self._socket_ns = 0
         self._wait_began_ns = 0
         self._jobs = 0
@@ -54,8 +60,9 @@ class Stopwatch(trio.abc.Instrument):
         compute = Graph.compute
 
         def timed(graph: Graph) -> None:
-            started_ns = time.perf_counter_ns()
+            started_ns, started_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
             compute(graph)
+            self._ggml_cpu_ns += time.thread_time_ns() - started_cpu_ns
             self._ggml_ns += time.perf_counter_ns() - started_ns
 
         Graph.compute = timed  # type: ignore[method-assign, assignment]
@@ -67,15 +74,26 @@ class Stopwatch(trio.abc.Instrument):
             Graph.compute = compute  # type: ignore[method-assign]
 
     def start(self) -> Callable[[], Times]:
-        """Begin a stretch; the function returned ends it."""
-        began = (time.perf_counter_ns(), self._ggml_ns, self._socket_ns)
+        """Begin a stretch; the function returned ends it. Both on trio's thread."""
+        began = self._now()
 
         def stop() -> Times:
-            ended = (time.perf_counter_ns(), self._ggml_ns, self._socket_ns)
-            wall, ggml, socket = (1e-9 * (b - a) for a, b in zip(began, ended, strict=True))
-            return Times(wall, ggml, socket)
+            wall, ggml, socket, cpu = (1e-9 * (b - a) for a, b in zip(began, self._now(), strict=True))
+            return Times(wall, ggml, socket, cpu)
 
         return stop
+
+    def _now(self) -> tuple[int, int, int, int]:
+        python_cpu_ns = time.thread_time_ns() + self._job_cpu_ns - self._ggml_cpu_ns
+        return time.perf_counter_ns(), self._ggml_ns, self._socket_ns, python_cpu_ns
+
+    def timed(self, function: Callable[[], T]) -> T:
+        """Run a job of the compute thread and count its CPU time."""
+        started_ns = time.thread_time_ns()
+        try:
+            return function()
+        finally:
+            self._job_cpu_ns += time.thread_time_ns() - started_ns
 
     def before_io_wait(self, timeout: float) -> None:
         """Trio's: nothing is runnable now."""
@@ -95,6 +113,6 @@ class _WatchedRunner:
     async def run(self, function: Callable[[], T]) -> T:
         self._watch._jobs += 1
         try:
-            return await self._runner.run(function)
+            return await self._runner.run(partial(self._watch.timed, function))
         finally:
             self._watch._jobs -= 1
