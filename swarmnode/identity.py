@@ -10,6 +10,7 @@ import binascii
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -80,9 +81,9 @@ class NodeId:
     def __bytes__(self) -> bytes:
         return self.raw
 
-    @property
+    @cached_property
     def short(self) -> str:
-        """The first 8 characters, for logs."""
+        """The first 8 characters, for logs and accounts."""
         return str(self)[:8]
 
     def verify(self, domain: str, data: bytes, signature: bytes) -> bool:
