@@ -125,7 +125,7 @@ async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
     async with open_bench_swarm(options.model, options.work, options.threads, FORMS, watch) as swarm:
         for _ in range(N_WORKERS):
             await swarm.join(half_of_experts_bytes(swarm.backbone.manifest), n_threads=1)
-        prompt = np.random.default_rng(0).integers(300, 8000, options.prompt).tolist()
+        prompt = np.random.default_rng(0).integers(swarm.alone.model.n_vocab, size=options.prompt).tolist()
         turns: dict[str, Callable[[], Awaitable[Sample]]] = {}
         for form in (None, *FORMS):
             turns[name_of(form)] = partial(_our_turn, swarm, form, watch, prompt, options.tokens)
