@@ -10,7 +10,6 @@ import binascii
 import os
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -81,10 +80,10 @@ class NodeId:
     def __bytes__(self) -> bytes:
         return self.raw
 
-    @cached_property
+    @property
     def short(self) -> str:
         """The first 8 characters, for logs and accounts."""
-        return str(self)[:8]
+        return base64.b32encode(self.raw[:5]).decode("ascii").lower()
 
     def verify(self, domain: str, data: bytes, signature: bytes) -> bool:
         """True when this node signed exactly `data` for exactly `domain`."""
