@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # leaves llamafile's kernels out (docs/decisions/0002-ggml-build.md).
 GGML_FLAGS := -DGGML_LLAMAFILE=ON -DGGML_OPENMP=OFF
 
-.PHONY: setup demo test test-slow test-vulkan lint types check bench clean
+.PHONY: setup demo test test-slow test-vulkan lint types check bench-setup bench clean
 
 setup: $(VENV)/.ready
 
@@ -41,5 +41,20 @@ types: setup
 
 check: lint types test
 
+# The peer of benchmarks/decode.py, in a venv of its own: prebuilt, and never a dependency.
+bench-setup: setup
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --only-binary :all: xllamacpp==2026.10.11549
+
+# 15 minutes, 14 GB of disk and as much memory; on a machine that does nothing else (benchmarks/README.md).
+BENCH := $(or $(TMPDIR),/tmp)/swarmnode-bench
+bench: setup
+	mkdir -p $(BENCH)
+	test -f $(BENCH)/big-4x256.gguf || $(BIN)/python -m benchmarks.big_model $(BENCH)/big-4x256.gguf
+	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.channel
+	$(BIN)/python -m benchmarks.worker_memory
+	$(BIN)/python -m benchmarks.decode $(BENCH)/big-4x256.gguf --work $(BENCH)
+
 clean:
-	rm -rf $(VENV) .venv-vulkan build dist *.egg-info
+	rm -rf $(VENV) .venv-bench .venv-vulkan build dist *.egg-info
