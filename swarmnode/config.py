@@ -80,7 +80,7 @@ class DispatchConfig:
     deadline_s: float = 0.5
     """Longest wait for one layer's remote rows in decode (above a far phone's RTT); then the local replica answers."""
     deadline_per_pair_s: float = 0.002
-    """Added for every (row, expert) pair of a worker's share: a pair of a 122B model takes 0.13-0.19 ms on two cores
+    """At least this for every (row, expert) pair of a worker's share: a pair of a 122B model takes 0.13-0.19 ms on two cores
     of a PC (an expert of 6 MB at 30 GB/s); a phone may be ten times slower."""
     max_deadline_s: float = 30.0
     fresh_s: float = 20.0
@@ -101,8 +101,11 @@ class DispatchConfig:
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
 
     def share_deadline_s(self, n_pairs: int) -> float:
-        """Longest wait for a share of `n_pairs` pairs: deadline_s + n_pairs * deadline_per_pair_s, capped."""
-        return min(self.deadline_s + n_pairs * self.deadline_per_pair_s, self.max_deadline_s)
+        """Longest wait for a share of `n_pairs` pairs: max(deadline_s, n_pairs * deadline_per_pair_s), capped.
+
+        So a decode step of up to 250 pairs waits for deadline_s, and a chunk of a prompt for what its compute may take.
+        """
+        return min(max(self.deadline_s, n_pairs * self.deadline_per_pair_s), self.max_deadline_s)
 
 
 @dataclass(frozen=True)
