@@ -25,12 +25,12 @@ test: setup
 	$(BIN)/python -m pytest
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not vulkan'
 
 # A second backend, in a venv of its own; GGML_VK_VISIBLE_DEVICES lets ggml take a driver that runs on the CPU.
 test-vulkan:
 	PYTHON="$(PYTHON)" tools/vulkan/setup.sh
-	GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES:-0} .venv-vulkan/bin/python -m pytest -m vulkan tests/vulkan
+	GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES:-0} .venv-vulkan/bin/python -m pytest -m 'vulkan and not slow' tests/vulkan
 
 lint: setup
 	$(BIN)/ruff check .

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.vulkan
 NARROW = (1, 2, 3, 4, 5, 6, 7, 8)
 """ggml has mat-vec kernels up to here."""
 WIDE = (9, 16)
+WIDEST = (64, 256, 512)
+"""Of two more kernels: 20 minutes to compile on a busy machine."""
 
 
 def test_doctor_names_the_device() -> None:
@@ -31,7 +33,11 @@ def test_doctor_names_the_device() -> None:
     assert result.exit_code == 0
 
 
-@pytest.mark.parametrize(("widths", "least"), [(NARROW, 0.9999), (WIDE, 0.9995)], ids=["narrow", "wide"])
+@pytest.mark.parametrize(
+    ("widths", "least"),
+    [(NARROW, 0.9999), (WIDE, 0.9995), pytest.param(WIDEST, 0.9995, marks=pytest.mark.slow)],
+    ids=["narrow", "wide", "widest"],
+)
 def test_experts_against_float64(
     vulkan: Device, widths: tuple[int, ...], least: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
