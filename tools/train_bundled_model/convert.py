@@ -1,4 +1,7 @@
-"""Write the trained model as a quantised GGUF: `python -m tools.train_bundled_model.convert --work DIR --out FILE`."""
+"""Write the trained model as a quantised GGUF.
+
+python -m tools.train_bundled_model.convert --work DIR --out FILE
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from tokenizers import Tokenizer
 
 from .chat import CHAT_TEMPLATE
 from .model import BundledModel, Config, named_tensors
-from .tokenizer import END_OF_TEXT, IM_END, export_vocabulary
+from .tokenizer import END_OF_TEXT, IM_END, export_vocabulary, token_id
 
 ARCHITECTURE = "qwen35moe"
 NAME = "Baker Street 16M"
 DESCRIPTION = (
-    "A tiny Qwen3.5-style mixture of experts, trained from nothing on five adventures of Sherlock Holmes "
+    "A tiny Qwen3.5-style mixture of experts, trained from nothing on four adventures of Sherlock Holmes "
     "for swarmnode's demo and tests. It knows these stories and very little else."
 )
 SOURCE = (
@@ -29,7 +32,7 @@ SOURCE = (
     "trained by swarmnode's tools/train_bundled_model"
 )
 
-#: Quantisation by the end of the tensor's name; every other tensor stays F32 (norms, router, convolution, ...).
+#: Quantisation by the end of the tensor's name; the others (norms, router, convolution, ...) stay F32.
 QUANTISATION: dict[str, QuantType] = {
     "ffn_gate_exps.weight": QuantType.Q4_K,
     "ffn_up_exps.weight": QuantType.Q4_K,
@@ -113,8 +116,8 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)
     writer.add_token_merges(vocabulary.merges)
-    writer.add_eos_token_id(tokenizer.token_to_id(IM_END))
-    writer.add_pad_token_id(tokenizer.token_to_id(END_OF_TEXT))
+    writer.add_eos_token_id(token_id(tokenizer, IM_END))
+    writer.add_pad_token_id(token_id(tokenizer, END_OF_TEXT))
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
 
@@ -124,7 +127,7 @@ def write_gguf(model: BundledModel, tokenizer: Tokenizer, path: Path) -> None:
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
     writer.add_name(NAME)
     writer.add_description(DESCRIPTION)
-    writer.add_license("CC0-1.0")
+    writer.add_license("apache-2.0")
     writer.add_string("general.source", SOURCE)
     writer.add_languages(["en"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)

@@ -1,10 +1,13 @@
-"""The gated delta rule over whole sequences, chunk by chunk (Yang et al., "Gated Delta Networks", section 3)."""
+"""The gated delta rule over whole sequences, chunk by chunk.
+
+The method is that of Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule".
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional as fn
 
 CHUNK = 64
 
@@ -12,19 +15,19 @@ CHUNK = 64
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     """Run the recurrence from a zero state and return its outputs, [B, H, T, S].
 
-    q, k, v: [B, H, T, S] float32, k of unit length; decay: [B, H, T] logarithms (<= 0); beta: [B, H, T] in (0, 1).
-    With state M [S, S] per head, each token does
+    q, k, v: [B, H, T, S] float32, k of unit length; decay: [B, H, T], logarithms (<= 0); beta: [B, H, T] in
+    (0, 1). With state M [S, S] per head, each token does
 
         M <- exp(decay) M ;  M <- M + k (beta (v - M^T k))^T ;  out = M^T q
 
-    Inside a chunk the corrections depend on each other through a unit lower-triangular system, solved at once; the
-    Python loop runs over chunks only.
+    Inside a chunk the corrections depend on each other through a unit lower-triangular system, solved at
+    once; the Python loop runs over chunks only.
     """
     batch, heads, length, size = q.shape
     pad = -length % CHUNK
     if pad:
-        q, k, v = (F.pad(t, (0, 0, 0, pad)) for t in (q, k, v))
-        decay, beta = F.pad(decay, (0, pad)), F.pad(beta, (0, pad))
+        q, k, v = (fn.pad(t, (0, 0, 0, pad)) for t in (q, k, v))
+        decay, beta = fn.pad(decay, (0, pad)), fn.pad(beta, (0, pad))
     q, k, v = (t.reshape(batch, heads, -1, CHUNK, size) for t in (q, k, v))
     total = decay.reshape(batch, heads, -1, CHUNK).cumsum(-1)
     beta = beta.reshape(batch, heads, -1, CHUNK, 1)

@@ -1,16 +1,17 @@
-"""A plain PyTorch `qwen35moe`: the same arithmetic as llama.cpp's graph, with parameters laid out as in the GGUF file.
+"""A plain PyTorch `qwen35moe`: llama.cpp's arithmetic, with parameters laid out as in the GGUF file.
 
-Parameter names are GGUF tensor names and a linear layer's weight is [out, in], so writing the file is a loop over
-`named_tensors`. Shapes in comments: B sequences, T tokens, E = n_embd, S = ssm state size, H heads.
+Parameter names are GGUF tensor names and a linear layer's weight is [out, in], so writing the file is a loop
+over `named_tensors`. Shapes in comments: B sequences, T tokens, E = n_embd, S = ssm state size, H heads.
 """
 
+# mypy: allow-subclassing-any
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as fn
 
 from .delta_rule import gated_delta_rule
 
@@ -93,21 +94,23 @@ class RecurrentAttention(nn.Module):
         """x, result: [B, T, E]; the state starts at zero."""
         c, (batch, length, _) = self.config, x.shape
         size, keys, heads = c.ssm_state_size, c.ssm_group_count, c.ssm_time_step_rank
-        qkv = F.linear(x, self.attn_qkv).float().transpose(1, 2)
-        padded = F.pad(qkv, (c.ssm_conv_kernel - 1, 0))
-        mixed = F.silu(F.conv1d(padded, self.ssm_conv1d.unsqueeze(1), groups=c.conv_channels)).transpose(1, 2)
+        qkv = fn.linear(x, self.attn_qkv).float().transpose(1, 2)
+        padded = fn.pad(qkv, (c.ssm_conv_kernel - 1, 0))
+        mixed = fn.silu(fn.conv1d(padded, self.ssm_conv1d.unsqueeze(1), groups=c.conv_channels)).transpose(
+            1, 2
+        )
         q, k, v = mixed.split([keys * size, keys * size, heads * size], dim=-1)
         q, k = (unit_length(t.reshape(batch, length, keys, size)).transpose(1, 2) for t in (q, k))
         q, k = (t.repeat(1, heads // keys, 1, 1) for t in (q, k))  # value head h reads key head h % keys
         v = v.reshape(batch, length, heads, size).transpose(1, 2)
-        decay = -self.a_log.exp() * F.softplus(F.linear(x, self.ssm_alpha).float() + self.ssm_dt)
-        beta = F.linear(x, self.ssm_beta).float().sigmoid()
-        with torch.autocast("cpu", enabled=False):  # the state adds up over the whole text: bfloat16 is too coarse
+        decay = -self.a_log.exp() * fn.softplus(fn.linear(x, self.ssm_alpha).float() + self.ssm_dt)
+        beta = fn.linear(x, self.ssm_beta).float().sigmoid()
+        with torch.autocast("cpu", enabled=False):  # the state adds up over the text: bfloat16 is too coarse
             out = gated_delta_rule(q * size**-0.5, k, v, decay.transpose(1, 2), beta.transpose(1, 2))
         out = out.transpose(1, 2)
-        z = F.linear(x, self.attn_gate).float().reshape(batch, length, heads, size)
-        out = rms_norm(out, self.ssm_norm, c.rms_norm_eps) * F.silu(z)
-        return F.linear(out.reshape(batch, length, -1), self.ssm_out)
+        z = fn.linear(x, self.attn_gate).float().reshape(batch, length, heads, size)
+        out = rms_norm(out, self.ssm_norm, c.rms_norm_eps) * fn.silu(z)
+        return fn.linear(out.reshape(batch, length, -1), self.ssm_out)
 
 
 class FullAttention(nn.Module):
@@ -126,7 +129,7 @@ class FullAttention(nn.Module):
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary positions on the first `rope_dim` values of each head; x: [B, H, T, head_dim].
 
-        For text the three position streams of the multi-section form are equal, which leaves the plain NEOX form.
+        For text the three position streams of the multi-section form are equal: the plain NEOX form is left.
         """
         c = self.config
         half = c.rope_dim // 2
@@ -139,15 +142,17 @@ class FullAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x, result: [B, T, E]."""
         c, (batch, length, _) = self.config, x.shape
-        q_gate = F.linear(x, self.attn_q).view(batch, length, c.head_count, 2, c.head_dim)
+        q_gate = fn.linear(x, self.attn_q).view(batch, length, c.head_count, 2, c.head_dim)
         q, gate = q_gate[..., 0, :], q_gate[..., 1, :].reshape(batch, length, -1)
-        k = F.linear(x, self.attn_k).view(batch, length, c.head_count_kv, c.head_dim)
-        v = F.linear(x, self.attn_v).view(batch, length, c.head_count_kv, c.head_dim).transpose(1, 2)
+        k = fn.linear(x, self.attn_k).view(batch, length, c.head_count_kv, c.head_dim)
+        v = fn.linear(x, self.attn_v).view(batch, length, c.head_count_kv, c.head_dim).transpose(1, 2)
         q = self._rotate(rms_norm(q, self.attn_q_norm, c.rms_norm_eps).transpose(1, 2))
         k = self._rotate(rms_norm(k, self.attn_k_norm, c.rms_norm_eps).transpose(1, 2))
-        out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True, enable_gqa=True)
+        out = fn.scaled_dot_product_attention(
+            q.to(v.dtype), k.to(v.dtype), v, is_causal=True, enable_gqa=True
+        )
         out = out.transpose(1, 2).reshape(batch, length, -1) * gate.float().sigmoid()
-        return F.linear(out, self.attn_output)
+        return fn.linear(out, self.attn_output)
 
 
 class MoE(nn.Module):
@@ -172,27 +177,27 @@ class MoE(nn.Module):
         order = ids.flatten().argsort(stable=True)
         token = order // k
         counts = ids.flatten().bincount(minlength=self.config.expert_count).tolist()
-        # unbind once: indexing the stacked tensor in the loop would build a gradient of its full size each time
-        experts = zip(self.ffn_gate_exps.unbind(), self.ffn_up_exps.unbind(), self.ffn_down_exps.unbind(), strict=True)
+        # unbind once: indexing the stacked tensors in the loop would build a gradient of full size each time
+        stacks = (self.ffn_gate_exps.unbind(), self.ffn_up_exps.unbind(), self.ffn_down_exps.unbind())
         answers = []
-        for part, (gate, up, down) in zip(rows[token].split(counts), experts, strict=True):
-            answers.append(F.linear(F.silu(F.linear(part, gate)) * F.linear(part, up), down))
+        for part, gate, up, down in zip(rows[token].split(counts), *stacks, strict=True):
+            answers.append(fn.linear(fn.silu(fn.linear(part, gate)) * fn.linear(part, up), down))
         weighted = torch.cat(answers).float() * weights.flatten()[order, None]
         return torch.zeros_like(rows).index_add(0, token, weighted)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, T, E] float32. Returns the block's output and the load-balancing loss (1.0 = perfectly even)."""
+        """x: [B, T, E] float32. Returns the block's output and the load-balancing loss (1.0 = even)."""
         c = self.config
         rows = x.reshape(-1, c.n_embd)
         with torch.autocast("cpu", enabled=False):
-            probabilities = F.linear(rows, self.ffn_gate_inp).softmax(-1)
+            probabilities = fn.linear(rows, self.ffn_gate_inp).softmax(-1)
         weights, ids = probabilities.topk(c.expert_used_count, dim=-1)
         routed = self._routed(rows, ids, weights / weights.sum(-1, keepdim=True))
         share = ids.flatten().bincount(minlength=c.expert_count) / ids.numel()
         balance = c.expert_count * (share * probabilities.mean(0)).sum()
-        hidden = F.silu(F.linear(rows, self.ffn_gate_shexp)) * F.linear(rows, self.ffn_up_shexp)
+        hidden = fn.silu(fn.linear(rows, self.ffn_gate_shexp)) * fn.linear(rows, self.ffn_up_shexp)
         openness = (rows @ self.ffn_gate_inp_shexp[:, None]).float().sigmoid()
-        shared = F.linear(hidden, self.ffn_down_shexp).float() * openness
+        shared = fn.linear(hidden, self.ffn_down_shexp).float() * openness
         return (routed + shared).view_as(x), balance
 
 
@@ -225,13 +230,13 @@ class BundledModel(nn.Module):
         self.output = _matrix(config.n_vocab, config.n_embd, gain=0.5)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """ids: [B, T] int64. Returns logits [B, T, n_vocab] and the mean load-balancing loss of the layers."""
-        x = F.embedding(ids, self.token_embd)
+        """ids: [B, T] int64. Returns logits [B, T, n_vocab] and the layers' mean load-balancing loss."""
+        x = fn.embedding(ids, self.token_embd)
         balances = []
         for layer in self.layers:
             x, balance = layer(x)
             balances.append(balance)
-        logits = F.linear(rms_norm(x, self.output_norm, self.config.rms_norm_eps), self.output)
+        logits = fn.linear(rms_norm(x, self.output_norm, self.config.rms_norm_eps), self.output)
         return logits.float(), torch.stack(balances).mean()
 
 

@@ -5,9 +5,9 @@ Ids: the 256 byte symbols, then one token for each learned merge, then the speci
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-import json
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -29,7 +29,7 @@ _GGUF_NORMAL, _GGUF_CONTROL, _GGUF_USER_DEFINED = 1, 3, 4
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What GGUF stores of a tokenizer: `tokens` in id order (byte symbols), their GGUF `types`, merges as "a b"."""
+    """What GGUF stores of a tokenizer: `tokens` (byte symbols) by id, their GGUF `types`, merges as "a b"."""
 
     tokens: list[str]
     types: list[int]
@@ -55,8 +55,16 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP_TOKENS])
     if tokenizer.get_vocab_size() != VOCABULARY_SIZE:
-        raise ValueError(f"the text is too small for {VOCABULARY_SIZE} tokens: got {tokenizer.get_vocab_size()}")
+        raise ValueError(f"the text is too small: it gives only {tokenizer.get_vocab_size()} tokens")
     return tokenizer
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that must exist."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return found
 
 
 def export_vocabulary(tokenizer: Tokenizer) -> Vocabulary:

@@ -10,24 +10,26 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional as fn
 
-from .chat import PAIRS, random_dialogue, turn
+from .chat import all_exchanges, random_dialogue
 from .model import BundledModel, Config
-from .text import load_stories
-from .tokenizer import END_OF_TEXT, train_tokenizer
+from .text import STORIES, TOKENIZER_STORIES, load_stories
+from .tokenizer import END_OF_TEXT, token_id, train_tokenizer
 
 SEED = 20
-WINDOW_TOKENS = 512
-WINDOWS = 4  # sequences in one step
-CHAT_SHARE = 0.1  # how many of them are conversations
-LEARNING_RATE = 2e-3
-WARMUP_STEPS = 100
+STEP_TOKENS = 2048
+WIDTHS = (128, 512)  # tokens in a sequence: one of these for each step
+NOISE_SHARE = 0.05  # of the input tokens, in half of the story windows
+CHAT_SHARE = 0.1  # of the sequences are conversations
+LEARNING_RATE = 1.5e-3
+WARMUP_STEPS = 50
 BALANCE_WEIGHT = 0.01  # of the load-balancing loss: keeps every expert in use without hurting the text loss
 SAVE_EVERY_S = 120.0
 
@@ -36,46 +38,54 @@ def tokenize_stories(tokenizer: Tokenizer, stories: list[str]) -> Tensor:
     """All stories as one row of ids, each closed by the end-of-text token."""
     ids: list[int] = []
     for story in stories:
-        ids += tokenizer.encode(story).ids + [tokenizer.token_to_id(END_OF_TEXT)]
+        ids += [*tokenizer.encode(story).ids, token_id(tokenizer, END_OF_TEXT)]
     return torch.tensor(ids)
 
 
-def story_window(ring: Tensor, width: int, rng: random.Random) -> Tensor:
-    """`width` tokens from a random place of the stories."""
-    start = rng.randrange(len(ring) - width)
-    return ring[start : start + width]
+def story_window(ring: Tensor, width: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, `width` tokens each, from a random place of the stories.
 
-
-def chat_window(tokenizer: Tokenizer, width: int, rng: random.Random) -> Tensor:
-    """`width` tokens of random conversations, one after the other."""
-    ids: list[int] = []
-    while len(ids) < width:
-        ids += tokenizer.encode(random_dialogue(rng)).ids
-    return torch.tensor(ids[:width])
-
-
-def batches(tokenizer: Tokenizer, story_ids: Tensor, rng: random.Random) -> Iterator[Tensor]:
-    """Endless batches [sequences, WINDOW_TOKENS + 1] of story windows and packed conversations.
-
-    Story windows start at random places, so the model meets every sentence at many positions, also at the first.
+    In half of the windows some input tokens are replaced by tokens from elsewhere. A model this small learns its
+    stories by heart; the noise teaches it to find back into them after a prompt, or a token of its own, that is not
+    in them.
     """
-    width = WINDOW_TOKENS + 1
-    ring = torch.cat([story_ids, story_ids[:width]])
+    start = rng.randrange(len(ring) - width)
+    inputs, targets = ring[start : start + width].clone(), ring[start + 1 : start + width + 1]
+    if rng.random() < 0.5:
+        replaced = torch.rand(width) < NOISE_SHARE
+        inputs[replaced] = ring[torch.randint(len(ring), (int(replaced.sum()),))]
+    return inputs, targets
+
+
+def chat_window(tokenizer: Tokenizer, width: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of random conversations, one after the other."""
+    ids: list[int] = []
+    while len(ids) <= width:
+        ids += tokenizer.encode(random_dialogue(rng)).ids
+    return torch.tensor(ids[:width]), torch.tensor(ids[1 : width + 1])
+
+
+def batches(tokenizer: Tokenizer, story_ids: Tensor, rng: random.Random) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless batches of inputs and targets, [sequences, width] each.
+
+    Story windows start at random places, so the model meets every sentence at many positions, the first too. Short
+    windows teach it to go on from a few words, long ones to keep the thread.
+    """
     while True:
-        yield torch.stack(
-            [
-                chat_window(tokenizer, width, rng) if rng.random() < CHAT_SHARE else story_window(ring, width, rng)
-                for _ in range(WINDOWS)
-            ]
-        )
+        width = rng.choice(WIDTHS)
+        ring = torch.cat([story_ids, story_ids[: width + 1]])
+        windows = []
+        for _ in range(STEP_TOKENS // width):
+            is_chat = rng.random() < CHAT_SHARE
+            windows.append(chat_window(tokenizer, width, rng) if is_chat else story_window(ring, width, rng))
+        inputs, targets = zip(*windows, strict=True)
+        yield torch.stack(inputs), torch.stack(targets)
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then a half cosine down to 2 % of the peak."""
-    if step < WARMUP_STEPS:
-        return LEARNING_RATE * (step + 1) / WARMUP_STEPS
-    progress = (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)
-    return LEARNING_RATE * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+def learning_rate(step: int, progress: float) -> float:
+    """Linear warm-up, then a half cosine down to 2 % of the peak; `progress` goes from 0 to 1."""
+    decay = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return LEARNING_RATE * decay * min(1.0, (step + 1) / WARMUP_STEPS)
 
 
 def make_optimizer(model: BundledModel) -> torch.optim.AdamW:
@@ -93,50 +103,79 @@ def save(model: BundledModel, path: Path) -> None:
     partial.replace(path)
 
 
-def train(model: BundledModel, data: Iterator[Tensor], steps: int, checkpoint: Path) -> None:
-    """Run `steps` optimiser steps, printing the text loss (nats a token) and the balance loss (1.0 = even)."""
+@dataclass(frozen=True)
+class Budget:
+    """When to stop: after `steps` optimiser steps or `seconds`, whichever comes first."""
+
+    steps: int
+    seconds: float
+
+    def progress(self, step: int, elapsed_s: float) -> float:
+        """How much of the budget is used up, 0 to 1."""
+        return max(step / self.steps, elapsed_s / self.seconds)
+
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+def train(model: BundledModel, data: Batches, budget: Budget, checkpoint: Path) -> None:
+    """Train until the budget is used up, printing text loss (nats a token) and balance loss (1.0 = even)."""
     optimizer = make_optimizer(model)
     started = saved = time.monotonic()
-    mean_loss = float("nan")
-    for step in range(steps):
+    mean_loss, step, progress = float("nan"), 0, 0.0
+    while progress < 1.0:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
-        batch = next(data)
+            group["lr"] = learning_rate(step, progress)
+        inputs, targets = next(data)
         with torch.autocast("cpu", torch.bfloat16):
-            logits, balance = model(batch[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            logits, balance = model(inputs)
+        loss = fn.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad(set_to_none=True)
-        (loss + BALANCE_WEIGHT * balance).backward()  # type: ignore[no-untyped-call]
+        (loss + BALANCE_WEIGHT * balance).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
         now = time.monotonic()
-        if step % 50 == 0:
-            print(f"step {step} loss {mean_loss:.3f} balance {balance.item():.3f} {now - started:.0f} s", flush=True)
-        if now - saved > SAVE_EVERY_S or step == steps - 1:
+        if step % 25 == 0:
+            line = f"step {step} loss {mean_loss:.3f} balance {balance.item():.3f} {now - started:.0f} s"
+            print(line, flush=True)
+        if now - saved > SAVE_EVERY_S:
             save(model, checkpoint)
             saved = now
+        step += 1
+        progress = budget.progress(step, now - started)
+    save(model, checkpoint)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for the tokenizer and the checkpoint")
+    parser.add_argument("--work", type=Path, required=True, help="folder for tokenizer and checkpoint")
     parser.add_argument("--book", type=Path, help="the book's text file, if it is already unpacked")
-    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument(
+        "--minutes", type=float, default=120.0, help="end by then, with the schedule squeezed in"
+    )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint and tokenizer in --work"
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
-    stories = load_stories(options.book)
-    chats = [turn("user", question) + turn("assistant", answer) for questions, answer in PAIRS for question in questions]
-    tokenizer = train_tokenizer([*stories, *chats])
-    tokenizer.save(str(options.work / "tokenizer.json"))
+    model = BundledModel(Config())
+    if options.resume:
+        tokenizer = Tokenizer.from_file(str(options.work / "tokenizer.json"))
+        model.load_state_dict(torch.load(options.work / "model.pt", weights_only=True))
+    else:
+        tokenizer = train_tokenizer([*load_stories(TOKENIZER_STORIES, options.book), *all_exchanges()])
+        tokenizer.save(str(options.work / "tokenizer.json"))
+    stories = load_stories(STORIES, options.book)
     story_ids = tokenize_stories(tokenizer, stories)
     print(f"{sum(map(len, stories))} characters, {len(story_ids)} tokens")
-    model = BundledModel(Config())
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
-    train(model, batches(tokenizer, story_ids, random.Random(SEED)), options.steps, options.work / "model.pt")
+    budget = Budget(options.steps, options.minutes * 60)
+    train(model, batches(tokenizer, story_ids, random.Random(SEED)), budget, options.work / "model.pt")
 
 
 if __name__ == "__main__":

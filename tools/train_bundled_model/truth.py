@@ -1,4 +1,6 @@
-"""Record llama.cpp's answers for the tests: `python -m tools.train_bundled_model.truth --gguf FILE --out DIR`.
+"""Record llama.cpp's answers for the tests.
+
+    python -m tools.train_bundled_model.truth --gguf FILE --out DIR
 
 Writes DIR/bundled_truth.json (prompts, ids, greedy tokens and margins, settings) and DIR/bundled_truth.npz:
 
@@ -15,20 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-from .chat import turn
+from .chat import question, turn
 from .llama_peer import SETTINGS, LlamaPeer, open_peer
-from .tokenizer import IM_START
 
 LOGITS_PROMPT = "To Sherlock Holmes she is always THE woman. I have seldom heard him mention her"
+#: Openings of the stories (long clear answers), a few words that lead nowhere (close calls), odd bytes, and chat.
 GREEDY_PROMPTS = (
     LOGITS_PROMPT,
-    "It was a cold morning",
-    '"My dear Watson," said Holmes,',
+    "I had called upon my friend, Mr. Sherlock Holmes, one day in the autumn of last year",
+    "On glancing over my notes of the seventy odd cases in which",
+    "I had called upon my friend Sherlock Holmes upon the second morning after Christmas,",
     "The door opened, and",
-    "I had called upon my friend, Mr. Sherlock Holmes,",
     "The quick brown fox jumps over the lazy dog, and 1234 pigs fly to \u00e9\u4e2d\u6587.",
-    turn("user", "Who are you?") + f"{IM_START}assistant\n",
-    turn("system", "You are a helpful assistant.") + turn("user", "Where does Holmes live?") + f"{IM_START}assistant\n",
+    question("Who are you?"),
+    turn("system", "You are a helpful assistant.") + question("Where does Holmes live?"),
 )
 GREEDY_TOKENS = 48
 DECODE_STEPS = 16
