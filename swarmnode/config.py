@@ -24,7 +24,7 @@ class WireConfig:
     """Largest body of any message; 2,048 rows of 3,072 f32 with 8 experts each would be 201 MB, so callers chunk."""
     max_requests_in_flight: int = 256
     max_queued_bytes: int = 8 * MIB
-    """Bytes waiting for one socket before senders have to wait (a slow reader meets back-pressure)."""
+    """Bytes waiting for one socket before askers have to wait (a slow reader meets back-pressure)."""
     handshake_timeout_s: float = 10.0
     ping_interval_s: float = 15.0
     dead_after_pings: int = 3
@@ -42,8 +42,16 @@ class WireConfig:
     """Largest read from a socket."""
     min_progress_bytes_per_s: int = 16 * KIB
     """A connection that is slower than this, over two ping intervals in the middle of one message, is closed."""
-    max_held_bytes: int = 128 * MIB
-    """Bodies of a peer's requests that handlers work on; more is refused as busy."""
+    max_held_bytes: int = 64 * MIB
+    """Bodies of a peer's requests that handlers work on or that wait for their turn: one of the largest; more is
+    refused as busy."""
+    decode_reply_bytes: int = 2 * MIB
+    """A peer's request waits while so many bytes of replies of its class are in the making or wait to be sent, so a
+    peer that does not read costs 8 MiB and one reply a class. A decode's reply at the real sizes: 25 to 800 KB."""
+    prefill_reply_bytes: int = 4 * MIB
+    """The same for prompts: one reply of 512 f16 rows of 3,072 (3 MiB) is computed while another leaves."""
+    bulk_reply_bytes: int = 2 * MIB
+    """The same for slices: what one joining worker asks for at once (StoreConfig.slabs_in_flight blocks)."""
     busy_retry_ms: int = 200
     max_unauthenticated: int = 64
     """Accepted sockets that have not proven an identity."""
@@ -51,6 +59,9 @@ class WireConfig:
     """The same from one IPv4 address or IPv6 /64; loopback is exempt (a demo runs a swarm on one machine)."""
     max_peers: int = 512
     """Authenticated connections: half of the common limit of 1,024 file descriptors."""
+    max_peers_per_ip: int = 64
+    """Authenticated connections from one IPv4 address or IPv6 /64 (loopback is exempt): identities are free, so without
+    it one machine could take all of max_peers; an eighth still leaves room for a whole site behind one address."""
     max_connections_per_node: int = 4
     """Two classes, each with an old and a new one while a peer reconnects."""
 
@@ -80,32 +91,43 @@ class DispatchConfig:
     deadline_s: float = 0.5
     """Longest wait for one layer's remote rows in decode (above a far phone's RTT); then the local replica answers."""
     deadline_per_pair_s: float = 0.002
-    """At least this for every (row, expert) pair of a worker's share: a pair of a 122B model takes 0.13-0.19 ms on two cores
+    """Compute allowed for every (row, expert) pair of a share: a pair of a 122B model takes 0.13-0.19 ms on two cores
     of a PC (an expert of 6 MB at 30 GB/s); a phone may be ten times slower."""
+    deadline_bytes_per_s: float = 1.25e6
+    """Slowest link that a share's bytes are allowed for: 10 Mbit/s, a home uplink."""
     max_deadline_s: float = 30.0
+    decode_rows: int = 8
+    """Calls of up to so many rows travel before prompts' (wire/constants.TrafficClass)."""
     fresh_s: float = 20.0
     """A worker gets rows only if it answered (a probe or work) within this time: attached is not serving.
     Longer than probe_interval_s + a probe's timeout, so that an idle healthy worker stays fresh."""
     probe_interval_s: float = 5.0
+    probe_tick_s: float = 1.0
+    """How often a worker is looked at."""
     probe_timeout_s: float = 2.0
-    probe_min_cosine: float = 0.995
-    """A probe's answer against the local replica: devices that compute K-quants with float or 8-bit activations
-    differ by 3e-4, a wrong expert or noise by about 1."""
+    min_cosine: float = 0.995
+    """A probe's or an audited row against the local replica: devices that compute K-quants with float or 8-bit
+    activations differ by 3e-4, a wrong expert or noise by about 1."""
+    grace_s: float = 60.0
+    """How long the holdings of a worker that has not (or no longer) proven itself count as replicas."""
     quarantine_s: float = 3600.0
     """How long a node that computed wrong numbers gets no rows: long enough to make lying useless, short enough for a
     machine whose driver was repaired."""
     audit_share: float = 1 / 32
-    """Share of a worker's answers of which one row is recomputed before use. A worker that lies in every answer is
-    found within 32 on average (8 tokens at 4 remote layers), for 1/32 of a pair's compute each."""
+    """Share of a worker's answers of which one row, drawn at random, is recomputed before use. A worker that lies in
+    every row is found after 32 answers on average (8 tokens at 4 remote layers), one that lies in a tenth of them
+    after 320."""
     probe_backoff_max_s: float = 32.0
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
 
-    def share_deadline_s(self, n_pairs: int) -> float:
-        """Longest wait for a share of `n_pairs` pairs: max(deadline_s, n_pairs * deadline_per_pair_s), capped.
+    def share_deadline_s(self, n_pairs: int, n_bytes: int) -> float:
+        """Longest wait for a share: max(deadline_s, n_pairs * deadline_per_pair_s + n_bytes / deadline_bytes_per_s),
+        capped. `n_bytes` go both ways.
 
-        So a decode step of up to 250 pairs waits for deadline_s, and a chunk of a prompt for what its compute may take.
+        So a decode step waits for deadline_s, and a chunk of a prompt for what its compute and transfer may take.
         """
-        return min(max(self.deadline_s, n_pairs * self.deadline_per_pair_s), self.max_deadline_s)
+        work_s = n_pairs * self.deadline_per_pair_s + n_bytes / self.deadline_bytes_per_s
+        return min(max(self.deadline_s, work_s), self.max_deadline_s)
 
 
 @dataclass(frozen=True)
@@ -126,7 +148,18 @@ class ServeConfig:
 
     max_queued_pairs: int = 8192
     """(row, expert) pairs waiting for the compute thread: 1.1 s of work at the real sizes; more is refused as busy."""
+    max_queue_s: float = 2.0
+    """Longest estimated wait that is accepted: a slow worker takes fewer pairs than max_queued_pairs. One peer may fill
+    half of the queue."""
+    small_pairs: int = 64
+    """Requests of up to so many pairs (decode, probes) are computed before larger ones (prompts): 8 rows of 8 experts."""
+    small_before_large: int = 8
+    """After so many small ones in a row a waiting large one has its turn: 20 ms of small ones to 70 ms at most."""
+    max_work_bytes: int = 64 * MIB
+    """Work memory of one graph of a worker: wide models get narrower batches. 512 pairs at n_embd 7,168, n_ff 2,048
+    take 42 MB; without the bound a manifest could ask for gigabytes."""
     retry_after_ms: int = 200
+    max_leases: int = 256
     lease_s: float = 120.0
     """How long experts offered to a joining worker count as taken while it downloads them."""
 
@@ -151,8 +184,36 @@ class StoreConfig:
     slabs_in_flight: int = 8
     """Slabs pulled at once, each block by block: fills a link of 8 * 256 KiB per round trip (160 Mbit/s at 100 ms) and
     holds at most 8 slabs (21 MB at the real sizes) in memory."""
+    max_flight_bytes: int = 32 * MIB
+    """Slabs pulled at once are fewer where they are large: at most so many bytes, or one slab."""
+    commit_experts: int = 8
+    """Experts of one layer that become visible on disk at once: a crash or a lost source costs at most these."""
     threads: int = 2
     """Threads that hash and write slabs: one hashes 1 GB/s, which no link feeds."""
+    request_timeout_s: float = 30.0
+    """Longest wait for the answer to a small request (models, offers, announcements): ten times the worst round trip
+    seen on mobile links."""
+    min_bytes_per_s: int = 16 * KIB
+    """A source slower than this is left, as a connection is (WireConfig.min_progress_bytes_per_s)."""
+    block_timeout_s: float = 20.0
+    """Longest pause between two blocks: one of 256 KiB takes 16 s at min_bytes_per_s. Blocks that travel at once share
+    a link, so each one that arrives gives the others as long again."""
+
+    def reply_timeout_s(self, n_bytes: int) -> float:
+        """Longest wait for a reply of about so many bytes: max(request_timeout_s, n_bytes / min_bytes_per_s)."""
+        return max(self.request_timeout_s, n_bytes / self.min_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class ApiConfig:
+    """The HTTP API of a backbone."""
+
+    max_waiting: int = 64
+    """Generations that wait for a slot (or for their prompt to be cut into tokens); more are refused with status 429."""
+    retry_after_s: int = 5
+    """What such a client is told to wait: about one short answer."""
+    prompt_threads: int = 2
+    """Threads that render and tokenize prompts: one long prompt does not hold up the others."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +227,7 @@ class Config:
     serve: ServeConfig = field(default_factory=ServeConfig)
     contact: ContactConfig = field(default_factory=ContactConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
 
 
 @dataclass(frozen=True)

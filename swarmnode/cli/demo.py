@@ -24,7 +24,7 @@ from swarmnode.cli.generate import piece_text, stream_completion, swarm_line
 from swarmnode.cli.processes import NodeProcess, ProcessFailedError, start_node
 from swarmnode.errors import UsageError
 
-PROMPT = "It was a cold morning in the early spring, and"
+PROMPT = "To Sherlock Holmes she is always"
 START_TIMEOUT_S = 30.0
 
 

@@ -150,7 +150,7 @@ async def start_backbone(
     """Start the services in `nursery`; returns the addresses listened on."""
     endpoint = endpoint_of(options, key, "backbone")
     handlers = backbone.seeder.handlers
-    attend = partial(_attend, backbone.members)
+    attend = partial(_attend, backbone)
     await nursery.start(backbone.prober.run)
     places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attend)
     contacts = Contacts(
@@ -193,12 +193,13 @@ async def loaded(
             await gate.run(model.close)
 
 
-async def _attend(members: Members, peer: Peer) -> None:
+async def _attend(backbone: Backbone, peer: Peer) -> None:
     """Beside every connection of a backbone: whoever goes is out of routing at once."""
     try:
         await peer.wait_closed()
     finally:
-        members.disconnected(peer)
+        backbone.members.disconnected(peer)
+        backbone.seeder.disconnected(peer)
 
 
 async def _api_listener(place: tuple[str, int]) -> trio.SocketListener:

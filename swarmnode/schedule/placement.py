@@ -7,70 +7,84 @@ by the peer that was asked (now) or by the worker itself.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from swarmnode.weights.slices import ExpertRange
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.weights.slices import ExpertRange, holdings_of, ranges_of
+
+Counts: TypeAlias = Mapping[int, npt.NDArray[np.int32]]
+"""Layer -> i32 [n_expert]: replicas of each expert. Layers without routed experts are absent."""
 
 RUN = 4
-"""Experts are taken in aligned runs of this many where the budget allows (short records, long reads)."""
+"""Experts are taken in aligned runs of at least this many where the budget allows (short records, long reads)."""
+RUNS = 256
+"""About so many runs for any budget: a large one takes longer runs, so that what it holds fits a message."""
 
 
 def replica_counts(
-    n_expert: int, layers: Sequence[int], holdings: Sequence[Mapping[int, frozenset[int]]]
-) -> dict[tuple[int, int], int]:
-    """How many of `holdings` contain each (layer, expert); every expert of `layers` has an entry."""
-    counts = {(layer, expert): 0 for layer in layers for expert in range(n_expert)}
-    for held in holdings:
-        for layer, experts in held.items():
-            for expert in experts:
-                if (layer, expert) in counts:
-                    counts[layer, expert] += 1
+    n_expert: int, layers: Sequence[int], holdings: Iterable[Iterable[ExpertRange]]
+) -> dict[int, npt.NDArray[np.int32]]:
+    """How many of `holdings` contain each expert of `layers`; ranges outside are ignored."""
+    counts = {layer: np.zeros(n_expert, np.int32) for layer in layers}
+    for ranges in holdings:
+        for item in ranges:
+            if item.layer in counts:
+                counts[item.layer][item.first : item.stop] += 1
     return counts
 
 
 def choose_scarcest(
-    counts: Mapping[tuple[int, int], int],
+    counts: Counts,
+    held: Iterable[ExpertRange],
     expert_bytes: Mapping[int, int],
     budget_bytes: int,
     seed: bytes,
-    run: int = RUN,
-) -> list[ExpertRange]:
-    """Runs of the least replicated experts whose bytes sum to at most `budget_bytes`.
+    max_ranges: int,
+) -> tuple[ExpertRange, ...]:
+    """The least replicated experts that fit beside `held` into `budget_bytes`, in at most `max_ranges` merged ranges.
 
-    `counts` (layer, expert) -> replicas; `expert_bytes` layer -> bytes of one expert. Ties between equally scarce
-    runs are broken by a hash of `seed` (the joining node's id) and the run, so that nodes asking at one moment do
-    not all want the same. A last run is cut to what still fits. Empty when not even one expert fits.
+    `expert_bytes` layer -> bytes of one expert. Experts are taken in aligned runs of equal scarcity; ties between runs are
+    broken by a hash of `seed` (the joining node's id) and the run, so that nodes asking at one moment do not all want
+    the same. A last run is cut to what still fits. Empty when not even one expert fits.
     """
-    runs = _runs(counts, run)
-
-    def rank(item: ExpertRange) -> tuple[float, bytes]:
-        scarcity = sum(counts[item.layer, expert] for expert in item.experts) / item.count
-        return scarcity, hashlib.sha256(seed + f"{item.layer}:{item.first}".encode()).digest()
-
+    holds = holdings_of(held)
+    left_bytes = budget_bytes - sum(expert_bytes[layer] * len(experts) for layer, experts in holds.items())
+    run = _run_length(left_bytes, expert_bytes)
+    ranked = sorted(
+        (scarcity, hashlib.sha256(seed + f"{item.layer}:{item.first}".encode()).digest(), item)
+        for scarcity, item in _runs(counts, holds, run)
+    )
     chosen: list[ExpertRange] = []
-    left = budget_bytes
-    for item in sorted(runs, key=rank):
-        fits = min(item.count, left // expert_bytes[item.layer])
+    for _, _, item in ranked:
+        fits = min(item.count, left_bytes // expert_bytes[item.layer])
         if fits > 0:
             chosen.append(ExpertRange(item.layer, item.first, fits))
-            left -= fits * expert_bytes[item.layer]
-    return chosen
+            left_bytes -= fits * expert_bytes[item.layer]
+    return ranges_of(holdings_of(chosen))[:max_ranges]
 
 
-def _runs(counts: Mapping[tuple[int, int], int], run: int) -> list[ExpertRange]:
-    """Aligned runs of experts that are equally often replicated (a run never mixes covered and uncovered)."""
-    runs: list[ExpertRange] = []
-    for layer, expert in sorted(counts):
-        last = runs[-1] if runs else None
-        joins = (
-            last is not None
-            and last.layer == layer
-            and last.first + last.count == expert
-            and expert % run != 0
-            and counts[layer, last.first] == counts[layer, expert]
-        )
-        if joins and last is not None:
-            runs[-1] = ExpertRange(layer, last.first, last.count + 1)
-        else:
-            runs.append(ExpertRange(layer, expert, 1))
+def _run_length(budget_bytes: int, expert_bytes: Mapping[int, int]) -> int:
+    """RUN, doubled until the budget holds at most RUNS runs."""
+    n_experts = max(0, budget_bytes) // min(expert_bytes.values())
+    run = RUN
+    while n_experts > RUNS * run:
+        run *= 2
+    return run
+
+
+def _runs(counts: Counts, held: Mapping[int, frozenset[int]], run: int) -> list[tuple[int, ExpertRange]]:
+    """Aligned runs of experts not held that are equally often replicated, each with that number."""
+    runs: list[tuple[int, ExpertRange]] = []
+    for layer, replicas in counts.items():
+        mine = held.get(layer, frozenset())
+        start = 0
+        for expert in range(1, len(replicas) + 1):
+            border = expert == len(replicas) or expert % run == 0 or replicas[expert] != replicas[start]
+            if border or (expert in mine) != (start in mine):
+                if start not in mine:
+                    runs.append((int(replicas[start]), ExpertRange(layer, start, expert - start)))
+                start = expert
     return runs

@@ -1,7 +1,8 @@
 """Generation: sequences take slots, steps take turns, each step is one forward pass through model and swarm.
 
-A step is one token of one sequence (or one chunk of its prompt). Steps of several sequences alternate fairly; inside a
-step the compute thread and the sockets work at the same time (services/remote_experts.py).
+A step is one token of one sequence (or one chunk of its prompt). Sequences share nothing but the compute thread, which
+takes their jobs in the order of asking: while one waits for workers, the others compute. A prompt gives the thread up
+after every layer.
 """
 
 from __future__ import annotations
@@ -83,10 +84,15 @@ class Engine:
         self._members = members
         self.remote = remote
         self._chunk_tokens = chunk_tokens
-        self._turn = trio.Lock()  # trio's lock is fair: steps of waiting sequences alternate
+        self._waiting = 0
         self._free_send, self._free_receive = trio.open_memory_channel[int](n_slots)
         for slot in range(n_slots):
             self._free_send.send_nowait(slot)
+
+    @property
+    def n_waiting(self) -> int:
+        """Generations that wait for a slot."""
+        return self._waiting
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | DoneEvent]:
         """Generate token by token; the last event is a DoneEvent.
@@ -117,18 +123,21 @@ class Engine:
         self, slot: int, tokens: Sequence[int], account: Account, *, all_logits: bool = False
     ) -> F32:
         """Run one forward pass of a slot; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`)."""
-        async with self._turn:
-            forward = ForwardPass(self.model, self._bank, slot, tokens, all_logits=all_logits)
-            routing, workers = self._members.routing()
-            result = await self._compute.run(partial(forward.advance, routing))
-            while isinstance(result, RemoteLayer):
+        forward = ForwardPass(self.model, self._bank, slot, tokens, all_logits=all_logits)
+        routing, workers = self._members.routing()
+        result = await self._compute.run(partial(forward.advance, routing))
+        while not isinstance(result, np.ndarray):
+            finish = None
+            if isinstance(result, RemoteLayer):
                 pending = await self.remote.layer(result, workers, account)
-                routing, workers = self._members.routing()
-                result = await self._compute.run(partial(forward.advance, routing, pending.finish))
+                finish = pending.finish
+            routing, workers = self._members.routing()
+            result = await self._compute.run(partial(forward.advance, routing, finish))
+            if finish is not None:
                 pending.settle()
-            account.pairs += forward.pairs
-            account.layers += self.model.n_layer
-            return result
+        account.pairs += forward.pairs
+        account.layers += self.model.n_layer
+        return result
 
     async def _prefill(self, slot: int, tokens: Sequence[int], account: Account) -> F32:
         logits = None
@@ -150,7 +159,11 @@ class Engine:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[int]:
-        slot = await self._free_receive.receive()
+        self._waiting += 1
+        try:
+            slot = await self._free_receive.receive()
+        finally:
+            self._waiting -= 1
         try:
             # A slot is reset when taken, not when left: a cancelled forward pass leaves its state half written.
             await self._compute.run(lambda: self.model.reset(slot))

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.compute.bank import ExpertBank
+from swarmnode.compute.combine import combine_top_k
 from swarmnode.models.base import ExpertCall, Model
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, plan_layer
 
@@ -33,41 +34,35 @@ class Combiner:
     """Collects the parts of one layer and sums them.
 
     `experts` form: unweighted rows per pair, summed over k in k order: bit-equal to the local graph.
-    `partial` form: one weighted sum per row and party, added in the order of arrival here: equal to the local result
-    up to float32 rounding of the regrouped sum.
+    `partial` form: one weighted sum per row and party, added in the order of `add`: equal to the local result up to
+    float32 rounding of the regrouped sum.
     """
 
     call: ExpertCall
     exact: bool
     _pairs: F32 = field(init=False)
-    _sums: list[tuple[npt.NDArray[np.int64], F32]] = field(init=False, default_factory=list)
+    _sum: F32 = field(init=False)
 
     def __post_init__(self) -> None:
         n_rows, k = self.call.ids.shape
         if self.exact:
             self._pairs = np.empty((n_rows * k, self.call.rows.shape[1]), np.float32)
+        else:
+            self._sum = np.zeros_like(self.call.rows)
 
     def add(self, share: Share, values: F32) -> None:
         """Take the result for a share: f32 [P, n_embd] in the `experts` form, f32 [R, n_embd] in `partial`."""
         if self.exact:
             self._pairs[share.flat] = values
         else:
-            self._sums.append((share.rows, values))
+            self._sum[share.rows] += values
 
     def result(self) -> F32:
         """The layer's routed output, f32 [T, n_embd]. Every pair must have been added."""
+        if not self.exact:
+            return self._sum
         n_rows, k = self.call.ids.shape
-        if self.exact:
-            weighted = self._pairs.reshape(n_rows, k, -1)
-            weighted *= self.call.weights[:, :, None]
-            total: F32 = weighted[:, 0].copy()
-            for i in range(1, k):
-                total += weighted[:, i]
-            return total
-        total = np.zeros_like(self.call.rows)
-        for rows, values in self._sums:
-            total[rows] += values
-        return total
+        return combine_top_k(self._pairs.reshape(n_rows, k, -1), self.call.weights)
 
 
 def share_weights(call: ExpertCall, share: Share) -> F32:
@@ -83,6 +78,10 @@ def compute_share(bank: ExpertBank, call: ExpertCall, share: Share, exact: bool)
     return bank.partial(call.layer, rows, share.pair_row, share.pair_expert, share_weights(call, share))
 
 
+class Paused:
+    """A chunk of a prompt after one of its layers: others may have the compute thread now."""
+
+
 class ForwardPass:
     """One `Model.forward` in progress."""
 
@@ -91,30 +90,47 @@ class ForwardPass:
     ) -> None:
         self._bank = bank
         self._steps: Generator[ExpertCall, F32, F32] = model.forward(slot, tokens, all_logits=all_logits)
+        self._routed: F32 | None = None
+        """The routed output that a pause has kept back."""
         self.pairs = 0
         """Pairs of row and expert in all layers so far."""
 
-    def advance(self, routing: Routing, finish: Callable[[], F32] | None = None) -> RemoteLayer | F32:
-        """Go on to the next layer that needs a worker, or to the logits f32 [1 or T, n_vocab].
+    def advance(
+        self, routing: Routing, finish: Callable[[], F32] | None = None
+    ) -> RemoteLayer | Paused | F32:
+        """Go on to the next layer that needs a worker, to a pause, or to the logits f32 [1 or T, n_vocab].
 
         `routing` is a snapshot taken on the trio side right before: Members must not be touched from this thread.
-        `finish` makes the routed output, f32 [T, n_embd], of the RemoteLayer returned before; None on the first call.
+        `finish` makes the routed output, f32 [T, n_embd], of the RemoteLayer returned before; None otherwise.
         """
+        routed = self._routed if finish is None else finish()
+        self._routed = None
         try:
-            call = next(self._steps) if finish is None else self._steps.send(finish())
+            call = next(self._steps) if routed is None else self._steps.send(routed)
             while True:
                 self.pairs += call.ids.size
                 plan = plan_layer(routing, call.layer, call.ids)
                 if plan is not None:
                     return RemoteLayer(call, plan)
-                call = self._steps.send(self._bank.moe(call.layer, call.rows, call.ids, call.weights))
+                routed = self._bank.moe(call.layer, call.rows, call.ids, call.weights)
+                if len(call.rows) > 1:
+                    self._routed = routed
+                    return Paused()
+                call = self._steps.send(routed)
         except StopIteration as end:
             logits: F32 = end.value
             return logits
 
-    def close(self) -> None:
-        """Abandon the pass (the slot's state is then unusable until reset)."""
-        self._steps.close()
+
+F16_QUANTUM = 2.0**-24
+"""Spacing of the smallest f16 numbers: an honest f16 row may differ by this however large its relative error is."""
+
+
+def rows_agree(expected: F32, got: F32, min_cosine: float) -> bool:
+    """Whether a worker's row f32 [n_embd] is the one computed here, up to the rounding of honest devices and f16."""
+    if float(np.abs(expected - got).max()) <= 4 * F16_QUANTUM:
+        return True
+    return cosine(expected, got) >= min_cosine
 
 
 def cosine(a: F32, b: F32) -> float:

@@ -12,12 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.config import DispatchConfig
+from swarmnode.errors import RequestRefusedError
 from swarmnode.identity import NodeId
 from swarmnode.net.peer import Peer
 from swarmnode.schedule.dispatch import Routing, build_routing
 from swarmnode.schedule.view import SwarmView, WorkerView
+from swarmnode.weights.slices import ExpertRange, holdings_of
 
 log = logging.getLogger(__name__)
+
+HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
+"""Refusals that say nothing against a worker: it works, just not on this, or not now."""
 
 
 class Standing(enum.Enum):
@@ -36,13 +41,9 @@ class Standing(enum.Enum):
 class Tally:
     """What one worker did since it connected. Pairs are (row, expert) pairs."""
 
-    requests: int = 0
     pairs: int = 0
     late: int = 0
     bad_replies: int = 0
-    bytes_out: int = 0
-    bytes_in: int = 0
-    wait_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -51,13 +52,20 @@ class Worker:
 
     peer: Peer
     node_id: NodeId
-    holdings: Mapping[int, frozenset[int]]
+    ranges: tuple[ExpertRange, ...]
     max_rows: int
+    """Most pairs in one request: what the worker advertised, and what a body can carry."""
     device: str
     standing: Standing = Standing.ATTACHED
-    answered_at_s: float = 0.0
+    since_s: float = 0.0
+    """When it came to this standing."""
+    answered_at_s: float = float("-inf")
     reason: str = ""
     tally: Tally = field(default_factory=Tally)
+    holdings: Mapping[int, frozenset[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.holdings = holdings_of(self.ranges)
 
 
 class Members:
@@ -65,8 +73,7 @@ class Members:
 
     def __init__(self, n_expert: int, config: DispatchConfig, now: Callable[[], float]) -> None:
         self._n_expert = n_expert
-        self._fresh_s = config.fresh_s
-        self._quarantine_s = config.quarantine_s
+        self._config = config
         self._now = now
         self._quarantined: dict[NodeId, tuple[float, str]] = {}
         """Until when, and why."""
@@ -80,20 +87,40 @@ class Members:
         """Everyone announced and connected, in the order of joining."""
         return list(self._workers.values())
 
-    def announce(
-        self, peer: Peer, holdings: Mapping[int, frozenset[int]], max_rows: int, device: str
-    ) -> Worker:
-        """Add a worker, or replace what it announced before. Quarantine outlives announcements and connections."""
-        old = self._workers.get(peer.node_id)
-        worker = Worker(peer, peer.node_id, holdings, max_rows, device)
-        if old is not None:
-            worker.tally = old.tally
+    def get(self, node_id: NodeId) -> Worker | None:
+        """The worker of that node, if it is connected and has announced."""
+        return self._workers.get(node_id)
+
+    def replicas(self) -> list[tuple[NodeId, tuple[ExpertRange, ...]]]:
+        """Who holds what, as far as it is believed: serving workers, and others for a grace period.
+
+        A silent or lying holder must not keep newcomers from the experts it claims.
+        """
+        horizon_s = self._now() - self._config.grace_s
+        return [
+            (worker.node_id, worker.ranges)
+            for worker in self._workers.values()
+            if worker.standing is Standing.SERVING
+            or (worker.standing is not Standing.QUARANTINED and worker.since_s >= horizon_s)
+        ]
+
+    def announce(self, peer: Peer, ranges: tuple[ExpertRange, ...], max_rows: int, device: str) -> Worker:
+        """Add a worker, or replace what it announced before.
+
+        Quarantine outlives announcements and connections; suspicion outlives announcements.
+        """
         now_s = self._now()
+        old = self._workers.get(peer.node_id)
+        worker = Worker(peer, peer.node_id, ranges, max_rows, device, since_s=now_s)
+        if old is not None and old.peer is peer:
+            worker.tally = old.tally
+            if old.standing is Standing.SUSPECT:
+                worker.standing, worker.since_s, worker.reason = old.standing, old.since_s, old.reason
         self._quarantined = {node: item for node, item in self._quarantined.items() if item[0] > now_s}
         if peer.node_id in self._quarantined:
             worker.standing, worker.reason = Standing.QUARANTINED, self._quarantined[peer.node_id][1]
+        self._stale |= old in self._routed
         self._workers[peer.node_id] = worker
-        self._stale = True
         return worker
 
     def disconnected(self, peer: Peer) -> None:
@@ -101,7 +128,7 @@ class Members:
         worker = self._workers.get(peer.node_id)
         if worker is not None and worker.peer is peer:
             del self._workers[peer.node_id]
-            self._stale = True
+            self._stale |= worker in self._routed
             log.info("worker %s left", worker.node_id.short)
 
     def leaving(self, peer: Peer) -> None:
@@ -109,39 +136,48 @@ class Members:
         self.disconnected(peer)
 
     def answered(self, worker: Worker) -> None:
-        """The worker answered work in time."""
+        """The worker answered, in time."""
         worker.answered_at_s = self._now()
+        self._stale |= worker.standing is Standing.SERVING and worker not in self._routed
 
     def probe_passed(self, worker: Worker) -> None:
         """The worker computed a probe correctly."""
-        worker.answered_at_s = self._now()
         if worker.standing in (Standing.ATTACHED, Standing.SUSPECT):
-            log.info("worker %s serves %d experts", worker.node_id.short, _count(worker.holdings))
-            worker.standing, worker.reason = Standing.SERVING, ""
-            self._stale = True
+            self._set(worker, Standing.SERVING, "")
+            log.info("worker %s serves %d experts", worker.node_id.short, _count(worker.ranges))
+        self.answered(worker)
+
+    def refused(self, worker: Worker, refusal: RequestRefusedError) -> None:
+        """The worker said no: a miss, unless the reason says nothing against it."""
+        if refusal.code in HARMLESS_REFUSALS:
+            self.answered(worker)
+        else:
+            self.missed(worker, str(refusal))
 
     def missed(self, worker: Worker, reason: str) -> None:
         """The worker let a deadline pass or failed: no rows until it has answered a probe."""
         worker.tally.late += 1
         if worker.standing is Standing.SERVING:
             log.warning("worker %s is out of routing: %s", worker.node_id.short, reason)
-            worker.standing, worker.reason = Standing.SUSPECT, reason
-            self._stale = True
+            self._set(worker, Standing.SUSPECT, reason)
 
     def quarantine(self, worker: Worker, reason: str) -> None:
         """The worker's numbers are wrong: no rows for a while, whatever it does."""
         log.warning("worker %s is quarantined: %s", worker.node_id.short, reason)
         worker.tally.bad_replies += 1
-        worker.standing, worker.reason = Standing.QUARANTINED, reason
-        self._quarantined[worker.node_id] = (self._now() + self._quarantine_s, reason)
-        self._stale = True
+        self._quarantined[worker.node_id] = (self._now() + self._config.quarantine_s, reason)
+        self._set(worker, Standing.QUARANTINED, reason)
 
     def routing(self) -> tuple[Routing, tuple[Worker, ...]]:
         """Owners of all experts now, and the workers by index. Cheap when nothing changed."""
-        horizon_s = self._now() - self._fresh_s
+        horizon_s = self._now() - self._config.fresh_s
         if self._stale or any(worker.answered_at_s < horizon_s for worker in self._routed):
             self._rebuild(horizon_s)
         return self._routing, self._routed
+
+    def _set(self, worker: Worker, standing: Standing, reason: str) -> None:
+        self._stale |= Standing.SERVING in (worker.standing, standing)
+        worker.standing, worker.reason, worker.since_s = standing, reason, self._now()
 
     def _rebuild(self, horizon_s: float) -> None:
         self._routed = tuple(
@@ -151,12 +187,8 @@ class Members:
         )
         views = tuple(WorkerView(w.node_id, w.holdings, w.max_rows) for w in self._routed)
         self._routing = build_routing(SwarmView(views), self._n_expert)
-        # A worker that went stale without a miss may come back by answering: look again next time.
-        self._stale = any(
-            worker.standing is Standing.SERVING and worker not in self._routed
-            for worker in self._workers.values()
-        )
+        self._stale = False
 
 
-def _count(holdings: Mapping[int, frozenset[int]]) -> int:
-    return sum(len(experts) for experts in holdings.values())
+def _count(ranges: tuple[ExpertRange, ...]) -> int:
+    return sum(item.count for item in ranges)

@@ -14,8 +14,9 @@ import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import DispatchConfig
-from swarmnode.errors import BadReplyError, RemoteError
-from swarmnode.services.forward import cosine
+from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError
+from swarmnode.identity import NodeId
+from swarmnode.services.forward import rows_agree
 from swarmnode.services.members import Members, Standing, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Rows
@@ -23,12 +24,13 @@ from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untruste
 
 log = logging.getLogger(__name__)
 
-TICK_S = 1.0
+MAX_WATCHED = 4096
+"""Nodes watched at a time; connections are capped far below (WireConfig.max_peers)."""
 
 
 @dataclass
 class Prober:
-    """Watches every worker that is handed to `watch`, until it disconnects or announces anew."""
+    """Watches every node that is handed to `watch`, until it has disconnected."""
 
     model_id: bytes
     n_embd: int
@@ -39,42 +41,68 @@ class Prober:
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
-        self._send, self._receive = trio.open_memory_channel[Worker](1024)
+        self._send, self._receive = trio.open_memory_channel[NodeId](MAX_WATCHED)
+        self._watched: dict[NodeId, trio.Event] = {}
+        """Set to wake the watcher of a node before its pause is over."""
 
     def watch(self, worker: Worker) -> None:
-        """Start probing a worker that has just announced. Called from handlers; never blocks."""
-        try:
-            self._send.send_nowait(worker)
-        except trio.WouldBlock:
-            log.warning("too many announcements at once: %s is not probed", worker.node_id.short)
+        """A worker has announced: probe it soon. Called from handlers; never blocks.
+
+        One watcher a node, however often it announces. A node whose probes fail cannot shorten its pause this way.
+        """
+        if worker.node_id in self._watched:
+            if worker.standing is Standing.ATTACHED:
+                self._watched[worker.node_id].set()
+        elif len(self._watched) < MAX_WATCHED:
+            self._watched[worker.node_id] = trio.Event()
+            self._send.send_nowait(worker.node_id)
+        else:
+            log.warning("too many workers: %s is not probed", worker.node_id.short)
+            worker.peer.close("not_wanted", "too many workers")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Probe until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
-            async for worker in self._receive:
-                nursery.start_soon(self._watch, worker)
+            async for node_id in self._receive:
+                nursery.start_soon(self._watch, node_id)
 
-    async def _watch(self, worker: Worker) -> None:
-        wait_s = TICK_S
-        while worker in self.members.workers and worker.standing is not Standing.QUARANTINED:
-            if worker.standing is Standing.SERVING:
-                wait_s = TICK_S
-                idle_s = trio.current_time() - worker.answered_at_s
-                if idle_s >= self.config.probe_interval_s:
-                    await self._probe(worker)
-            elif not await self._probe(worker):
-                wait_s = min(2 * wait_s, self.config.probe_backoff_max_s)
-            await trio.sleep(wait_s)
+    async def _watch(self, node_id: NodeId) -> None:
+        pause_s = self.config.probe_tick_s
+        try:
+            while (worker := self.members.get(node_id)) is not None:
+                if await self._look(worker):
+                    pause_s = self.config.probe_tick_s
+                else:
+                    pause_s = min(2 * pause_s, self.config.probe_backoff_max_s)
+                with trio.move_on_after(pause_s):
+                    await self._watched[node_id].wait()
+                self._watched[node_id] = trio.Event()
+        finally:
+            del self._watched[node_id]
+
+    async def _look(self, worker: Worker) -> bool:
+        """Probe the worker if it is due; False if that failed. What it makes us raise ends its connection only."""
+        idle_s = trio.current_time() - worker.answered_at_s
+        if worker.standing is Standing.SERVING and idle_s < self.config.probe_interval_s:
+            return True
+        if worker.standing is Standing.QUARANTINED:
+            return False
+        try:
+            return await self._probe(worker)
+        except Exception:
+            log.exception("probing %s failed", worker.node_id.short)
+            worker.peer.close("internal")
+            return False
 
     async def _probe(self, worker: Worker) -> bool:
         """One row through one expert the worker claims; True when the answer came and is right."""
-        layer = int(self.rng.choice(sorted(worker.holdings)))
-        expert = int(self.rng.choice(sorted(worker.holdings[layer])))
+        item = worker.ranges[int(self.rng.integers(len(worker.ranges)))]
+        expert = int(self.rng.integers(item.first, item.stop))
         row = self.rng.standard_normal((1, self.n_embd), np.float32)
         pair_row, pair_expert = np.zeros(1, np.int32), np.full(1, expert, np.int32)
         message = Experts(
-            model=self.model_id, layer=layer, form="experts", encoding="f32", n_rows=1, n_pairs=1
+            model=self.model_id, layer=item.layer, form="experts", encoding="f32", n_rows=1, n_pairs=1
         )
         body = encode_experts_body(row, pair_row, pair_expert, None, "f32")
         try:
@@ -89,12 +117,16 @@ class Prober:
         except BadReplyError as error:
             self.members.quarantine(worker, str(error))
             return False
+        except RequestRefusedError as refusal:
+            self.members.refused(worker, refusal)
+            return False
         except RemoteError as error:
             self.members.missed(worker, str(error))
             return False
-        expected = await self.compute.run(lambda: self.bank.experts(layer, row, pair_row, pair_expert))
-        if cosine(values[0], expected[0]) < self.config.probe_min_cosine:
-            self.members.quarantine(worker, f"wrong numbers for layer {layer}, expert {expert}")
+        self.members.answered(worker)  # before the comparison, which waits for our own compute thread
+        expected = await self.compute.run(lambda: self.bank.experts(item.layer, row, pair_row, pair_expert))
+        if not rows_agree(expected[0], values[0], self.config.min_cosine):
+            self.members.quarantine(worker, f"wrong numbers for layer {item.layer}, expert {expert}")
             return False
         self.members.probe_passed(worker)
         return True

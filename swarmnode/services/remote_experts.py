@@ -17,24 +17,19 @@ import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import DispatchConfig
-from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError
+from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError, UsageError
 from swarmnode.models.base import ExpertCall
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
 from swarmnode.services.account import Account, WorkerShare
-from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, cosine, share_weights
+from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, rows_agree, share_weights
 from swarmnode.services.members import Members, Worker
+from swarmnode.services.nursery import open_flat_nursery
 from swarmnode.services.runners import Runner
+from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.messages import Experts, Rows
 from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted, pick_encoding
 
 F32: TypeAlias = npt.NDArray[np.float32]
-
-
-MIN_AUDIT_COSINE = 0.995
-"""A recomputed row against the worker's: see DispatchConfig.probe_min_cosine."""
-
-HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
-"""Refusals that say nothing against a worker: it works, just not on this."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,14 @@ EXACT = WireForm("experts", "f32")
 
 @dataclass
 class _Answer:
-    """A worker's rows for a share, and whether a sample of them is recomputed before use."""
+    """A worker's rows for a share. `order` sorts answers as they were asked for, `audit` (0 to 1, or None for no audit)
+    says which row is recomputed before use."""
 
+    order: int
     worker: Worker
     share: Share
     values: F32
-    audited: bool
+    audit: float | None
 
 
 class PendingLayer:
@@ -71,13 +68,21 @@ class PendingLayer:
     """
 
     def __init__(
-        self, call: ExpertCall, bank: ExpertBank, members: Members, account: Account, exact: bool
+        self,
+        call: ExpertCall,
+        bank: ExpertBank,
+        members: Members,
+        account: Account,
+        *,
+        exact: bool,
+        min_cosine: float,
     ) -> None:
         self._call = call
         self._bank = bank
         self._members = members
         self._account = account
         self._exact = exact
+        self._min_cosine = min_cosine
         self._combiner = Combiner(call, exact)
         self.answers: list[_Answer] = []
         self.failed: list[Share] = []
@@ -88,9 +93,12 @@ class PendingLayer:
         self._combiner.add(share, compute_share(self._bank, self._call, share, self._exact))
 
     def finish(self) -> F32:
-        """Audit, compute what nobody answered (or answered wrong), and sum: f32 [T, n_embd]. Compute thread."""
-        for answer in self.answers:
-            if answer.audited and not self._holds(answer):
+        """Audit, compute what nobody answered (or answered wrong), and sum: f32 [T, n_embd]. Compute thread.
+
+        Sums in the order of asking, not of arrival: equal swarms give equal bits.
+        """
+        for answer in sorted(self.answers, key=lambda answer: answer.order):
+            if answer.audit is not None and not self._holds(answer, answer.audit):
                 self._wrong.append(answer)
             else:
                 self._combiner.add(answer.share, answer.values)
@@ -108,24 +116,22 @@ class PendingLayer:
         for answer in self._wrong:
             self._account.remote -= len(answer.share.flat)
             self._account.fallback += len(answer.share.flat)
-            self._members.quarantine(
-                answer.worker, f"wrong rows for layer {self._call.layer}, found by recomputing"
-            )
+            reason = f"wrong rows for layer {self._call.layer}, found by recomputing"
+            self._members.quarantine(answer.worker, reason)
 
-    def _holds(self, answer: _Answer) -> bool:
-        """Recompute the share's last row (exact form: its last pair) and compare."""
+    def _holds(self, answer: _Answer, audit: float) -> bool:
+        """Recompute one row of the answer (exact form: one pair), drawn by `audit`, and compare."""
         share = answer.share
-        first = len(share.flat) - 1
-        if not self._exact:
-            first = int(np.searchsorted(share.pair_row, share.pair_row[-1]))
+        position = int(audit * len(answer.values))
+        pairs = np.array([position]) if self._exact else np.flatnonzero(share.pair_row == position)
         sample = Share(
-            share.flat[first:],
-            share.rows[-1:],
-            np.zeros(len(share.flat) - first, np.int32),
-            share.pair_expert[first:],
+            share.flat[pairs],
+            share.rows[share.pair_row[pairs[:1]]],
+            np.zeros(len(pairs), np.int32),
+            share.pair_expert[pairs],
         )
         expected = compute_share(self._bank, self._call, sample, self._exact)
-        return cosine(expected[0], answer.values[-1]) >= MIN_AUDIT_COSINE
+        return rows_agree(expected[0], answer.values[position], self._min_cosine)
 
 
 class RemoteExperts:
@@ -152,20 +158,38 @@ class RemoteExperts:
     async def layer(self, layer: RemoteLayer, workers: tuple[Worker, ...], account: Account) -> PendingLayer:
         """Send the workers' shares, compute the own one meanwhile, and wait for the answers or their deadlines."""
         call, plan = layer.call, layer.plan
-        pending = PendingLayer(call, self._bank, self._members, account, self._form.exact)
-        async with trio.open_nursery() as nursery:
+        pending = PendingLayer(
+            call,
+            self._bank,
+            self._members,
+            account,
+            exact=self._form.exact,
+            min_cosine=self._config.min_cosine,
+        )
+        order = 0
+        async with open_flat_nursery() as nursery:
             for index, share in plan.remote:
-                deadline_s = self._config.share_deadline_s(len(share.flat))
+                deadline_s = self._deadline_s(call, share)
                 for piece in split_share(share, call.ids, workers[index].max_rows):
-                    nursery.start_soon(self._ask, workers[index], call, piece, deadline_s, pending, account)
+                    nursery.start_soon(
+                        self._ask, order, workers[index], call, piece, deadline_s, pending, account
+                    )
+                    order += 1
+            await trio.lowlevel.checkpoint()  # the shares are on their way before our own is computed
             if plan.local is not None:
                 await self._compute.run(partial(pending.add_local, plan.local))
             started_s = trio.current_time()
         account.wait_s += trio.current_time() - started_s
         return pending
 
+    def _deadline_s(self, call: ExpertCall, share: Share) -> float:
+        n_rows = len(share.rows) + (len(share.flat) if self._form.exact else len(share.rows))
+        item_bytes = 4 if self._form.encoding == "f32" else 2
+        return self._config.share_deadline_s(len(share.flat), n_rows * call.rows.shape[1] * item_bytes)
+
     async def _ask(
         self,
+        order: int,
         worker: Worker,
         call: ExpertCall,
         share: Share,
@@ -185,18 +209,20 @@ class RemoteExperts:
                 self._members.missed(worker, f"no answer within {deadline_s * 1e3:.0f} ms")
         except BadReplyError as error:
             self._members.quarantine(worker, str(error))
-        except RequestRefusedError as error:
-            if error.code not in HARMLESS_REFUSALS:
-                self._members.missed(worker, str(error))
-        except RemoteError as error:
+        except RequestRefusedError as refusal:
+            self._members.refused(worker, refusal)
+        except (
+            RemoteError,
+            UsageError,
+        ) as error:  # UsageError: the peer's own caps do not let the request through
             self._members.missed(worker, str(error))
         entry.wait_s += trio.current_time() - started_s
         if values is None:
             entry.late += 1
             pending.failed.append(share)
             return
-        audited = self._rng.random() < self._config.audit_share
-        pending.answers.append(_Answer(worker, share, values, audited))
+        audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
+        pending.answers.append(_Answer(order, worker, share, values, audit))
         entry.pairs += len(share.flat)
         worker.tally.pairs += len(share.flat)
         self._members.answered(worker)
@@ -204,7 +230,7 @@ class RemoteExperts:
     async def _request(self, worker: Worker, call: ExpertCall, share: Share, entry: WorkerShare) -> F32:
         rows = call.rows[share.rows]
         weights = None if self._form.exact else share_weights(call, share)
-        encoding = self.encoding_for(rows)
+        encoding = self.encoding_for(rows, worker)
         body = encode_experts_body(rows, share.pair_row, share.pair_expert, weights, encoding)
         message = Experts(
             model=self._model_id,
@@ -214,7 +240,9 @@ class RemoteExperts:
             n_rows=len(share.rows),
             n_pairs=len(share.flat),
         )
-        reply, reply_body = await worker.peer.request(message, body)
+        few = len(call.rows) <= self._config.decode_rows
+        traffic_class = TrafficClass.DECODE if few else TrafficClass.PREFILL
+        reply, reply_body = await worker.peer.request(message, body, traffic_class=traffic_class)
         if not isinstance(reply, Rows):
             raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
         expected = len(share.flat) if self._form.exact else len(share.rows)
@@ -223,6 +251,8 @@ class RemoteExperts:
         entry.bytes_in += len(reply_body)
         return values
 
-    def encoding_for(self, rows: F32) -> str:
-        """The encoding of these rows and of the reply: f32 instead of f16 when a number is too large for f16."""
+    def encoding_for(self, rows: F32, worker: Worker) -> str:
+        """The encoding of these rows and of the reply: f32 when f16 cannot hold a number or the worker does not speak it."""
+        if self._form.encoding not in worker.peer.settings.encodings:
+            return "f32"
         return pick_encoding(rows, self._form.encoding)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
@@ -20,29 +21,59 @@ class Runner(Protocol):
         ...
 
 
+class _Job:
+    """A function on its way to the compute thread: begun there, or dropped before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = False
+        self.dropped = False
+
+    def begin(self) -> bool:
+        """From the compute thread: False if the job was dropped."""
+        with self._lock:
+            self._begun = not self.dropped
+            return self._begun
+
+    def drop(self) -> bool:
+        """From trio: False if the job has begun."""
+        with self._lock:
+            self.dropped = not self._begun
+            return self.dropped
+
+
 class ComputeGate:
     """Runs functions on a `ComputeThread`, one at a time, in the order of asking.
 
-    A call cannot be cancelled once it has begun: ggml cannot be interrupted and the memory it writes must stay.
-    Calls are short (one graph, one prefill chunk), and cancellation is seen right after.
+    A function that is cancelled while it waits never runs. One that has begun cannot be cancelled: ggml cannot be
+    interrupted, and the memory it writes must stay. Functions are short (one graph, one layer of a prompt), and
+    cancellation is seen right after.
     """
 
     def __init__(self, thread: ComputeThread) -> None:
         self._thread = thread
 
     async def run(self, function: Callable[[], T]) -> T:
+        """See Runner."""
         token = trio.lowlevel.current_trio_token()
         task = trio.lowlevel.current_task()
+        job = _Job()
         outcome: list[T | BaseException] = []
 
-        def done(result: T | BaseException) -> None:
-            outcome.append(result)
-            token.run_sync_soon(trio.lowlevel.reschedule, task)
+        def guarded() -> T | None:
+            return function() if job.begin() else None
+
+        def done(result: Any) -> None:
+            if not job.dropped:
+                outcome.append(result)
+                token.run_sync_soon(trio.lowlevel.reschedule, task)
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            return trio.lowlevel.Abort.SUCCEEDED if job.drop() else trio.lowlevel.Abort.FAILED
 
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._thread.submit(function, on_done=done)
-        # Not abortable: see the class docstring.
-        await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        self._thread.submit(guarded, on_done=done)
+        await trio.lowlevel.wait_task_rescheduled(abort)
         result = outcome.pop()
         if isinstance(result, BaseException):
             raise result

@@ -22,8 +22,15 @@ from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import Manifest
-from swarmnode.weights.slices import ExpertRange, holdings_of
+from swarmnode.weights.slices import ExpertRange, holdings_of, ranges_of
 from swarmnode.wire import messages
+from swarmnode.wire.constants import (
+    MAX_BODY_BYTES,
+    MAX_RANGES,
+    PAIR_EXPERT_BYTES,
+    PAIR_ROW_BYTES,
+    PAIR_WEIGHT_BYTES,
+)
 from swarmnode.wire.messages import Message
 
 log = logging.getLogger(__name__)
@@ -33,7 +40,7 @@ log = logging.getLogger(__name__)
 class _Lease:
     """Experts offered to a node that is fetching them: they count as held until the lease lapses."""
 
-    holdings: Mapping[int, frozenset[int]]
+    ranges: tuple[ExpertRange, ...]
     until_s: float
 
 
@@ -58,6 +65,7 @@ class Seeder:
         self._config = config
         self._on_worker = on_worker
         self._leases: dict[NodeId, _Lease] = {}
+        self._choosing = trio.Lock()
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
@@ -91,30 +99,30 @@ class Seeder:
         """Offer the scarcest experts that fit beside what the node already holds."""
         assert isinstance(message, messages.Volunteer)
         self._check_model(message.model)
-        held = self._checked_holdings(message.held)
-        sizes = {number: layer.layout.expert_bytes for number, layer in self._manifest.layers.items()}
-        used_bytes = sum(sizes[number] * len(experts) for number, experts in held.items())
-        counts = replica_counts(
-            self._manifest.n_expert, tuple(self._manifest.layers), self._others(peer.node_id)
-        )
-        for number, experts in held.items():
-            for expert in experts:
-                del counts[number, expert]
-        left_bytes = max(0, message.budget_bytes - used_bytes)
-        ranges = choose_scarcest(counts, sizes, left_bytes, bytes(peer.node_id))
-        leased = {number: set(experts) for number, experts in held.items()}
-        for number, experts in holdings_of(ranges).items():
-            leased.setdefault(number, set()).update(experts)
-        self._leases[peer.node_id] = _Lease(
-            {number: frozenset(experts) for number, experts in leased.items()},
-            trio.current_time() + self._config.lease_s,
-        )
+        held = self._checked_ranges(message.held)
+        async with self._choosing:  # the next choice must know of this one's lease
+            others = self._others(peer.node_id)
+            choose = partial(self._choose, others, held, message.budget_bytes, bytes(peer.node_id))
+            ranges = await self._threads.run(choose)
+            self._lease(peer.node_id, ranges_of(holdings_of([*held, *ranges])))
         reply = messages.Ranges(
             model=self._model_id,
             ranges=tuple((item.layer, item.first, item.count) for item in ranges),
             lease_s=int(self._config.lease_s),
         )
         return reply, ()
+
+    def _choose(
+        self,
+        others: list[tuple[ExpertRange, ...]],
+        held: tuple[ExpertRange, ...],
+        budget_bytes: int,
+        seed: bytes,
+    ) -> tuple[ExpertRange, ...]:
+        manifest = self._manifest
+        counts = replica_counts(manifest.n_expert, tuple(manifest.layers), others)
+        sizes = {number: layer.layout.expert_bytes for number, layer in manifest.layers.items()}
+        return choose_scarcest(counts, held, sizes, budget_bytes, seed, MAX_RANGES)
 
     async def _slice(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         assert isinstance(message, messages.SliceGet)
@@ -141,28 +149,56 @@ class Seeder:
         if message.state == "leaving":
             self._members.leaving(peer)
         elif message.state == "serving":
-            holdings = self._checked_holdings(message.holdings)
-            worker = self._members.announce(peer, holdings, message.max_rows, message.device)
+            ranges = self._checked_ranges(message.holdings)
+            if not ranges:
+                raise RequestRefusedError("bad_range", "a serving worker holds at least one expert")
+            max_rows = min(message.max_rows, self._pairs_a_body_carries(peer))
+            if max_rows < 1:
+                raise RequestRefusedError(
+                    "too_large", "your max_body_bytes is less than one row of this model"
+                )
+            worker = self._members.announce(peer, ranges, max_rows, message.device)
             self._leases.pop(peer.node_id, None)
             self._on_worker(worker)
         return messages.Ok(), ()
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection ended: what was leased to it is free again."""
+        self._leases.pop(peer.node_id, None)
+
+    def _pairs_a_body_carries(self, peer: Peer) -> int:
+        """Pairs whose request fits what the peer takes, and whose f32 reply fits what we take."""
+        row_bytes = 4 * self._manifest.n_embd
+        pair_bytes = PAIR_ROW_BYTES + PAIR_EXPERT_BYTES + PAIR_WEIGHT_BYTES
+        return min(peer.settings.max_body_bytes // (row_bytes + pair_bytes), MAX_BODY_BYTES // row_bytes)
 
     def _check_model(self, model: bytes) -> None:
         if model != self._model_id:
             raise RequestRefusedError("wrong_model", f"this node serves {self._model_id.hex()[:16]} only")
 
-    def _checked_holdings(self, ranges: tuple[tuple[int, int, int], ...]) -> dict[int, frozenset[int]]:
-        """Holdings from a peer's ranges; a range outside the model is refused, never clamped."""
+    def _checked_ranges(self, ranges: tuple[tuple[int, int, int], ...]) -> tuple[ExpertRange, ...]:
+        """A peer's ranges, merged; one outside the model is refused, never clamped."""
         items = [ExpertRange(*item) for item in ranges]
         for item in items:
-            if item.layer not in self._manifest.layers or item.first + item.count > self._manifest.n_expert:
+            if not self._manifest.holds(item):
                 raise RequestRefusedError("bad_range", f"{item} is not in this model")
-        return holdings_of(items)
+        return ranges_of(holdings_of(items))
 
-    def _others(self, asking: NodeId) -> list[Mapping[int, frozenset[int]]]:
+    def _others(self, asking: NodeId) -> list[tuple[ExpertRange, ...]]:
         """What everyone but `asking` holds or is fetching."""
+        held = dict(self._members.replicas())
+        leased = {node: lease.ranges for node, lease in self._current_leases().items() if node not in held}
+        return [ranges for node, ranges in (held | leased).items() if node != asking]
+
+    def _current_leases(self) -> dict[NodeId, _Lease]:
         now_s = trio.current_time()
         self._leases = {node: lease for node, lease in self._leases.items() if lease.until_s > now_s}
-        announced = {worker.node_id: worker.holdings for worker in self._members.workers}
-        leased = {node: lease.holdings for node, lease in self._leases.items() if node not in announced}
-        return [held for node, held in (announced | leased).items() if node != asking]
+        return self._leases
+
+    def _lease(self, node: NodeId, ranges: tuple[ExpertRange, ...]) -> None:
+        """Keep the ranges free for the node; the oldest lease goes when there are too many."""
+        leases = self._current_leases()
+        leases.pop(node, None)
+        while len(leases) >= self._config.max_leases:
+            del leases[next(iter(leases))]
+        leases[node] = _Lease(ranges, trio.current_time() + self._config.lease_s)

@@ -8,10 +8,9 @@ from typing import Any
 import trio
 
 from swarmnode.config import DispatchConfig
-from swarmnode.services.members import Members, Worker
+from swarmnode.services.members import Members, Standing, Worker
 from swarmnode.services.remote_experts import WireForm
 from swarmnode.weights.manifest import Manifest
-from swarmnode.weights.slices import ranges_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class SwarmState:
         covered = {
             (layer, expert)
             for worker in self.members.workers
+            if worker.standing is Standing.SERVING
             for layer, experts in worker.holdings.items()
             for expert in experts
         }
@@ -53,10 +53,15 @@ class SwarmState:
             "device": worker.device,
             "max_rows": worker.max_rows,
             "experts": sum(len(experts) for experts in worker.holdings.values()),
-            "holdings": [[item.layer, item.first, item.count] for item in ranges_of(worker.holdings)],
+            "holdings": [[item.layer, item.first, item.count] for item in worker.ranges],
             "rtt_ms": None if worker.peer.rtt_s is None else round(worker.peer.rtt_s * 1e3, 2),
-            "answered_s_ago": round(trio.current_time() - worker.answered_at_s, 2),
+            "answered_s_ago": _seconds_since(worker.answered_at_s),
             "pairs": worker.tally.pairs,
             "late": worker.tally.late,
             "bad_replies": worker.tally.bad_replies,
         }
+
+
+def _seconds_since(time_s: float) -> float | None:
+    """Seconds since a time of trio's clock; None for never."""
+    return None if time_s == float("-inf") else round(trio.current_time() - time_s, 2)

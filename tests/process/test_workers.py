@@ -16,7 +16,7 @@ from tests.process.kit import RealSwarm, open_real_swarm
 
 pytestmark = pytest.mark.real_time
 
-TEXT = "It was a cold morning in the early spring, and we sat after breakfast on either side of the fire."
+TEXT = "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other"
 
 
 async def logits(

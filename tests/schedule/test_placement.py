@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,55 +11,93 @@ from swarmnode.schedule.placement import choose_scarcest, replica_counts
 from swarmnode.weights.slices import ExpertRange, holdings_of
 
 SIZES = {0: 100, 1: 130}
+EVERYTHING = 16 * 100 + 16 * 130
+MAX_RANGES = 512
 
 
-def counts_of(*held: dict[int, frozenset[int]]) -> dict[tuple[int, int], int]:
-    return replica_counts(16, (0, 1), held)
+def choose(
+    held_by_others: Iterable[ExpertRange],
+    budget: int,
+    seed: bytes = b"x",
+    held: tuple[ExpertRange, ...] = (),
+    max_ranges: int = MAX_RANGES,
+) -> tuple[ExpertRange, ...]:
+    counts = replica_counts(16, (0, 1), [held_by_others])
+    return choose_scarcest(counts, held, SIZES, budget, seed, max_ranges)
 
 
-def bytes_of(ranges: list[ExpertRange]) -> int:
+def bytes_of(ranges: Iterable[ExpertRange]) -> int:
     return sum(SIZES[item.layer] * item.count for item in ranges)
 
 
 @given(budget=st.integers(0, 6000), seed=st.binary(min_size=1, max_size=8))
 def test_never_over_budget_and_never_wasteful(budget: int, seed: bytes) -> None:
-    ranges = choose_scarcest(counts_of(), SIZES, budget, seed)
-    total = bytes_of(ranges)
+    total = bytes_of(choose((), budget, seed))
     assert total <= budget
-    everything = 16 * 100 + 16 * 130
-    assert total == everything or budget - total < max(SIZES.values()), "room for another expert was left"
+    assert total == EVERYTHING or budget - total < max(SIZES.values()), "room for another expert was left"
 
 
 @given(seed=st.binary(min_size=1, max_size=8))
 def test_uncovered_experts_come_first(seed: bytes) -> None:
-    held = holdings_of([ExpertRange(0, 0, 16), ExpertRange(1, 0, 8)])
-    ranges = choose_scarcest(counts_of(held), SIZES, 8 * 130, seed)
+    ranges = choose([ExpertRange(0, 0, 16), ExpertRange(1, 0, 8)], 8 * 130, seed)
     assert holdings_of(ranges) == {1: frozenset(range(8, 16))}
 
 
+@given(
+    budget=st.integers(0, 6000),
+    first=st.integers(0, 15),
+    count=st.integers(1, 16),
+    seed=st.binary(min_size=1, max_size=8),
+)
+def test_what_is_held_is_not_offered_and_counts_against_the_budget(
+    budget: int, first: int, count: int, seed: bytes
+) -> None:
+    held = ExpertRange(0, first, min(count, 16 - first))
+    ranges = choose((), budget, seed, (held,))
+    assert not set(held.experts) & holdings_of(ranges).get(0, frozenset())
+    assert not ranges or bytes_of([*ranges, held]) <= budget
+
+
 def test_two_asking_in_turn_do_not_overlap_while_there_is_uncovered() -> None:
-    first = choose_scarcest(counts_of(), SIZES, 1500, b"a")
-    second = choose_scarcest(counts_of(holdings_of(first)), SIZES, 1500, b"b")
-    one, two = holdings_of(first), holdings_of(second)
+    first = choose((), 1500, b"a")
+    one, two = holdings_of(first), holdings_of(choose(first, 1500, b"b"))
     assert not any(one.get(layer, frozenset()) & two.get(layer, frozenset()) for layer in (0, 1))
 
 
 def test_different_nodes_start_at_different_places() -> None:
-    starts = {tuple(choose_scarcest(counts_of(), SIZES, 400, bytes([node]))) for node in range(16)}
-    assert len(starts) > 4
+    assert len({choose((), 400, bytes([node])) for node in range(16)}) > 4
 
 
 def test_a_budget_below_one_expert_gets_nothing() -> None:
-    assert choose_scarcest(counts_of(), SIZES, 99, b"x") == []
+    assert choose((), 99) == ()
 
 
 def test_a_partly_covered_run_is_cut_at_the_border() -> None:
-    held = holdings_of([ExpertRange(0, 0, 2), ExpertRange(0, 4, 12), ExpertRange(1, 0, 16)])
-    ranges = choose_scarcest(counts_of(held), SIZES, 200, b"x")
-    assert ranges == [ExpertRange(0, 2, 2)]
+    others = [ExpertRange(0, 0, 2), ExpertRange(0, 4, 12), ExpertRange(1, 0, 16)]
+    assert choose(others, 200) == (ExpertRange(0, 2, 2),)
 
 
 def test_dense_layers_are_never_offered() -> None:
-    """Only layers that are given have counts, so a layer without routed experts cannot be chosen."""
-    counts = replica_counts(16, (1,), [holdings_of([ExpertRange(0, 0, 16)])])
-    assert {layer for layer, _ in counts} == {1}
+    """Only layers that are given have counts; claims about others are ignored."""
+    counts = replica_counts(16, (1,), [[ExpertRange(0, 0, 16), ExpertRange(1, 0, 1)]])
+    assert set(counts) == {1}
+    assert counts[1].tolist() == [1] + [0] * 15
+
+
+def test_neighbouring_runs_are_one_range_and_their_number_is_bounded() -> None:
+    assert choose((), EVERYTHING) == (ExpertRange(0, 0, 16), ExpertRange(1, 0, 16))
+    assert len(choose((), EVERYTHING // 2, max_ranges=2)) == 2
+
+
+def test_large_budgets_at_the_real_size_fit_a_message() -> None:
+    """48 layers of 256 experts of 5.5 MB, every third run held by somebody: 20 GB in at most 512 ranges."""
+    layers = range(48)
+    others = [ExpertRange(layer, first, 4) for layer in layers for first in range(0, 256, 12)]
+    counts = replica_counts(256, layers, [others])
+    sizes = dict.fromkeys(layers, 5_500_000)
+    for budget in (300_000_000, 4_000_000_000, 20_000_000_000, 100_000_000_000):
+        ranges = choose_scarcest(counts, (), sizes, budget, b"node", MAX_RANGES)
+        n_experts = sum(item.count for item in ranges)
+        wanted = min(budget // 5_500_000, 48 * 256)
+        assert len(ranges) <= MAX_RANGES
+        assert 0.9 * wanted <= n_experts <= wanted

@@ -15,7 +15,7 @@ import numpy.typing as npt
 # One order of additions for every length of prompt; the library reads this when it first multiplies.
 os.environ["GGML_CPU_TILED_MM"] = "0"
 
-import llama_cpp  # type: ignore[import-not-found]
+import llama_cpp
 
 Logits = npt.NDArray[np.float32]
 
@@ -32,7 +32,7 @@ _N_CONTEXT = 1024
 _FLASH_ATTENTION_ON = 1
 
 
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+@llama_cpp.llama_log_callback
 def _silence(_level: int, _text: bytes, _user_data: object) -> None:
     """Swallow llama.cpp's log."""
 
