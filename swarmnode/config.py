@@ -209,7 +209,7 @@ class ApiConfig:
     """The HTTP API of a backbone."""
 
     max_waiting: int = 64
-    """Generations that wait for a slot (or for their prompt to be cut into tokens); more are refused with status 429."""
+    """Generations that wait for a slot, or for their prompt to become tokens; more are refused with status 429."""
     retry_after_s: int = 5
     """What such a client is told to wait: about one short answer."""
     prompt_threads: int = 2

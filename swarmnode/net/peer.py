@@ -1,7 +1,8 @@
 """A connected node: requests to it, handlers for what it asks.
 
 A request is a call: it returns the reply or raises. Cancelling it (a deadline of the caller's) tells the peer, and a
-reply that was on its way is dropped. Each request of the peer's has a task to itself; what it raises ends that request.
+reply that was on its way is dropped. Each request of the peer's has a task to itself, which starts when there is room
+for its reply (reply_room.py); what it raises ends that request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import trio
 from swarmnode.config import WireConfig
 from swarmnode.errors import RequestRefusedError, UsageError
 from swarmnode.identity import NodeId
+from swarmnode.net.reply_room import ReplyRoom
 from swarmnode.net.secure import SecureStream
 from swarmnode.wire.connection import Connection, printable
 from swarmnode.wire.constants import ConnectionClass, TrafficClass
@@ -63,6 +65,7 @@ class Peer:
         self._waiting: dict[int, _Waiter] = {}
         self._running: dict[int, trio.CancelScope] = {}
         self._held_bytes = 0
+        self._reply_room = ReplyRoom(stream, config)
         self._closed = trio.Event()
 
     def __repr__(self) -> str:
@@ -166,7 +169,7 @@ class Peer:
 
     def _on_request(self, event: RequestReceived, nursery: trio.Nursery) -> None:
         handler = self._handlers.get(type(event.message))
-        held_bytes = self._held_bytes + self._connection.queued_bytes
+        held_bytes = self._held_bytes
         if handler is None:
             refused = Refused("unsupported", f"no {type(event.message).__name__} here", 0)
         elif held_bytes and held_bytes + len(event.body) > self._config.max_held_bytes:
@@ -181,8 +184,10 @@ class Peer:
     async def _answer(self, event: RequestReceived, handler: Handler, scope: trio.CancelScope) -> None:
         reply: Message = Refused("cancelled", "", 0)
         body: Body = ()
+        reserved = None
         try:
             with scope:
+                reserved = await self._reply_room.reserve(event)
                 reply, body = await self._handle(event, handler)
         finally:
             del self._running[event.request_id]
@@ -192,6 +197,8 @@ class Peer:
         except UsageError:
             log.exception("%s for %r cannot be sent", type(reply).__name__, self)
             self._connection.send_reply(event.request_id, Refused("internal", "", 0))
+        if reserved is not None:
+            self._reply_room.release(reserved)
         self._stream.wake()
 
     async def _handle(self, event: RequestReceived, handler: Handler) -> tuple[Message, Body]:

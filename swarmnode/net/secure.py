@@ -96,6 +96,15 @@ class SecureStream:
             await self._room_lot.park()
         raise self.lost()
 
+    async def wait_change(self) -> None:
+        """Wait until something has left, has come, or `tell_change` was called. Cancelled when the connection ends."""
+        await self._room_lot.park()
+
+    def tell_change(self) -> None:
+        """Let those look again who wait for room."""
+        if self._room_lot:
+            self._room_lot.unpark_all()
+
     def lost(self) -> ConnectionLostError:
         """The error for whoever still waits for something on this connection."""
         ended = self.ended
@@ -110,6 +119,7 @@ class SecureStream:
         except ProtocolError as error:  # no nonce is left
             self._fail(Ended(error.code, error.reason, error))
             return False
+        self.tell_change()
         n_bytes = send_now(data)
         if n_bytes < len(data):
             self._unsent = memoryview(data)[n_bytes:]
@@ -178,8 +188,7 @@ class SecureStream:
             else:
                 on_event(event)
         self.wake()
-        if self._room_lot:
-            self._room_lot.unpark_all()
+        self.tell_change()
         return False
 
     def _end(self, ended: Ended) -> None:
@@ -227,8 +236,7 @@ class SecureStream:
         try:
             data = self._unsent or self.connection.data_to_send(self._write_bytes)
             self._unsent = None
-            if self._room_lot:
-                self._room_lot.unpark_all()
+            self.tell_change()
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._fail(Ended("ended", "the stream broke", ConnectionLostError("the stream broke")))

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from swarmnode.errors import ConnectionLostError, HandshakeError, ProtocolError, UsageError
 from swarmnode.identity import NodeId
 from swarmnode.wire.constants import (
+    COMMON_ENCODING,
     MAX_PONGS_WAITING,
     MAX_RECORD_PLAIN_BYTES,
     PROTOCOL_VERSION,
@@ -47,6 +48,7 @@ from swarmnode.wire.handshake import AcceptorHandshake, DialerHandshake, Secrets
 from swarmnode.wire.inbox import Inbox, Incoming, is_own_id, next_id
 from swarmnode.wire.messages import (
     Bye,
+    Experts,
     Message,
     Ping,
     Pong,
@@ -125,6 +127,7 @@ class Connection:
         self._inbox = Inbox(endpoint.config.max_body_bytes)
         self._asked: dict[int, _Asked] = {}
         self._served: dict[int, _Served] = {}
+        self._reply_bytes = [0 for _ in TrafficClass]
         self._pongs_waiting = 0
         self._unknown_replies = 0
         self._peer_settings: Settings | None = None
@@ -166,6 +169,10 @@ class Connection:
     def queued_bytes(self) -> int:
         """Bytes of messages that `data_to_send` has not taken yet."""
         return self._outbox.queued_bytes
+
+    def reply_bytes(self, traffic_class: TrafficClass) -> int:
+        """Bytes of bodies of the replies of a class that have not left, each counted whole until all of it has."""
+        return self._reply_bytes[traffic_class]
 
     @property
     def has_data_to_send(self) -> bool:
@@ -314,6 +321,7 @@ class Connection:
             self._put_reply(request_id, served, Refused("cancelled", "", 0), ())
         elif served.reply is not None:
             self._outbox.drop(served.reply)
+            self._reply_bytes[served.reply.traffic_class] -= served.reply.body_bytes
             if served.reply.has_begun:
                 del self._served[request_id]
                 self._put_bare(FrameType.ABORT, request_id)
@@ -339,6 +347,8 @@ class Connection:
             case Settings():
                 if PROTOCOL_VERSION not in message.versions:
                     raise ProtocolError("no_version", f"the peer speaks {message.versions}")
+                if COMMON_ENCODING not in message.encodings:
+                    raise ProtocolError("bad_field", f"encodings without {COMMON_ENCODING}")
                 assert self.node_id is not None  # ours: SETTINGS is only reached through _authenticated
                 self._peer_settings = message
                 self.state = NEXT_STATE[self.state]
@@ -367,6 +377,7 @@ class Connection:
         self._inbox.clear()
         self._asked.clear()
         self._served.clear()
+        self._reply_bytes = [0 for _ in TrafficClass]
 
     # --- messages out -----------------------------------------------------------------------------------------------
 
@@ -375,10 +386,13 @@ class Connection:
     ) -> int:
         """Queue a request; returns its id. `parts` are flat byte views and must not change until they have left.
 
-        Raises UsageError when `can_request` is false or the message breaks a cap.
+        Raises UsageError when `can_request` is false, the message breaks a cap, or its rows are in an encoding that the
+        peer's settings do not list.
         """
         if not self.can_request or message.frame is not FrameType.REQUEST:
             raise UsageError(f"no {type(message).__name__} can be asked now")
+        if isinstance(message, Experts) and message.encoding not in self.settings.encodings:
+            raise UsageError(f"the peer does not read {message.encoding} rows")
         traffic_class = message.traffic_class if traffic_class is None else traffic_class
         request_id = self._new_id()
         item = self._message(FrameType.REQUEST, request_id, message, parts, traffic_class)
@@ -449,6 +463,7 @@ class Connection:
     def _left(self, item: Outgoing) -> None:
         if item.type is FrameType.REPLY:
             self._served.pop(item.request_id, None)
+            self._reply_bytes[item.traffic_class] -= item.body_bytes
         elif item.number == Pong.number and item.type is FrameType.NOTICE:
             self._pongs_waiting -= 1
 
@@ -486,6 +501,7 @@ class Connection:
         item = self._message(FrameType.REPLY, request_id, message, parts, traffic_class)
         served.state = RequestState.REPLYING
         served.reply = item
+        self._reply_bytes[traffic_class] += item.body_bytes
         self._outbox.put(item)
 
     def _put_notice(self, message: Message) -> None:

@@ -92,6 +92,8 @@ MAX_MODELS = 16
 MODEL_ID_BYTES = 32
 ROLES = ("backbone", "worker", "relay")
 ENCODINGS = ("f32", "f16")
+COMMON_ENCODING = "f32"
+"""Every node reads it; the others only where its settings say so."""
 FORMS = ("experts", "partial")
 HOLDING_STATES = ("fetching", "serving", "leaving")
 SLICE_KINDS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps")

@@ -50,6 +50,10 @@ class Message:
         if body_bytes and not self.body_cap_bytes:
             raise ProtocolError("bad_body", f"{type(self).__name__} has no body")
 
+    def reply_bytes(self, body_bytes: int) -> int:
+        """For requests whose body of `body_bytes` was checked: most bytes of body that the reply can have."""
+        return max((reply.body_cap_bytes for reply in self.replies), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings(Message):
@@ -255,6 +259,10 @@ class SliceGet(Message):
     offset: Annotated[int, Integer(0, c.MAX_SLAB_BYTES)]
     length: Annotated[int, Integer(1, c.MAX_SLICE_BLOCK_BYTES)]
 
+    def reply_bytes(self, body_bytes: int) -> int:
+        """The block, no byte more."""
+        return self.length
+
 
 @dataclass(frozen=True, slots=True)
 class Rows(Message):
@@ -303,13 +311,17 @@ class Experts(Message):
     def check_body_untrusted(self, body_bytes: int) -> None:
         """The rows have one width, and the reply asked for is under the cap of a body (a small request must not ask for
         gigabytes)."""
-        n_embd = row_width_untrusted(body_bytes - self.pair_bytes, self.n_rows, self.encoding)
-        reply_rows = self.n_pairs if self.form == "experts" else self.n_rows
-        reply_bytes = reply_rows * n_embd * ROW_ITEM_BYTES[self.encoding]
+        row_width_untrusted(body_bytes - self.pair_bytes, self.n_rows, self.encoding)
+        reply_bytes = self.reply_bytes(body_bytes)
         if reply_bytes > c.MAX_BODY_BYTES:
             raise ProtocolError(
                 "too_large", f"asks for a reply of {reply_bytes} bytes, at most {c.MAX_BODY_BYTES}"
             )
+
+    def reply_bytes(self, body_bytes: int) -> int:
+        """As many rows as the form gives, as wide as those that came."""
+        reply_rows = self.n_pairs if self.form == "experts" else self.n_rows
+        return reply_rows * ((body_bytes - self.pair_bytes) // self.n_rows)
 
 
 def row_width_untrusted(rows_bytes: int, n_rows: int, encoding: str) -> int:

@@ -10,13 +10,14 @@ from typing import Any
 import trio
 
 from swarmnode.config import WireConfig
-from swarmnode.identity import NodeKey
+from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.admission import Admission
 from swarmnode.net.links import dial, serve
 from swarmnode.net.peer import Body, Handler, OnPeer, Peer
 from swarmnode.net.transport import Transport
 from swarmnode.testing.memory_net import MemoryNetwork
+from swarmnode.wire.constants import ENCODINGS
 from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.messages import Experts, Message, Models, ModelsGet, Rows
@@ -26,11 +27,20 @@ PORT = 7000
 SERVER, CLIENT = 1, 2
 
 
-def endpoint(seed: int, network: str = "test", numbers: Mapping[str, Any] | None = None) -> Endpoint:
+def endpoint(
+    seed: int,
+    network: str = "test",
+    numbers: Mapping[str, Any] | None = None,
+    encodings: tuple[str, ...] = ENCODINGS,
+    allowed: frozenset[NodeId] | None = None,
+) -> Endpoint:
     """A node whose id repeats from run to run; `numbers` replace some of WireConfig."""
     credentials = Credentials(NodeKey.from_seed(bytes([seed]) * 32))
     config = replace(WireConfig(), **(numbers or {}))
-    return Endpoint.create(credentials, network=network, agent="test", roles=("worker",), config=config)
+    made = Endpoint.create(
+        credentials, network=network, agent="test", roles=("worker",), config=config, allowed=allowed
+    )
+    return replace(made, settings=replace(made.settings, encodings=encodings))
 
 
 async def echo(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:

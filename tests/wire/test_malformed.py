@@ -113,6 +113,15 @@ def test_no_version_in_common() -> None:
     assert ended.code == "no_version"
 
 
+def test_settings_without_the_common_encoding() -> None:
+    rude, victim = open_pair()
+    victim.state = State.SETTINGS
+    header = encode_header(Settings((1,), "", (), ("f16",), 65_536, 1))
+    (ended,) = send_raw(rude, victim, notice(Settings.number, header))
+    assert isinstance(ended, Ended)
+    assert ended.code == "bad_field"
+
+
 @pytest.mark.parametrize(
     "plain", [raw_request(), raw_frame(DATA, b"x"), raw_frame(CANCEL), notice(2, {"nonce": 1})]
 )
