@@ -11,6 +11,8 @@ import trio
 from swarmnode.cli.common import (
     DEFAULT_API,
     DEFAULT_SWARM_PORT,
+    allow_option,
+    allowed_of,
     bootstrap_option,
     clear_errors,
     compute_options,
@@ -41,6 +43,7 @@ from swarmnode.services.reports import BackboneEvent, Connecting, Hashing, Ready
 @click.option(
     "--api", default=DEFAULT_API, show_default=True, help="Where the HTTP API listens (loopback only)."
 )
+@allow_option
 @bootstrap_option
 @click.option(
     "--context", type=click.IntRange(1), default=4096, show_default=True, help="Tokens a conversation holds."
@@ -63,6 +66,7 @@ def command(
     model: str | None,
     listen: str,
     api: str,
+    allow: Path | None,
     bootstrap: tuple[str, ...],
     context: int,
     slots: int,
@@ -86,6 +90,7 @@ def command(
         network=network,
         bootstrap=peers_of(bootstrap, folders),
         listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
+        allowed=allowed_of(allow),
         device=device,
         config=config_of(threads, deadline_ms),
         model=model,

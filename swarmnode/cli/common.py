@@ -19,8 +19,10 @@ import click
 
 from swarmnode.config import Config, Folders
 from swarmnode.errors import SwarmError
+from swarmnode.identity import NodeId
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.bootstrap import find_peers
+from swarmnode.net.list_file import read_allowed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,6 +138,16 @@ def bootstrap_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def allow_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--allow FILE`: who may dial this node."""
+    return click.option(
+        "--allow",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Only these nodes may dial this one: an id a line, # comments.",
+    )(function)
+
+
 def compute_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--device NAME` and `--threads N`."""
     function = click.option("--device", help="ggml device; default: the best (see `swarmnode doctor`).")(
@@ -159,6 +171,11 @@ def max_rows_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def peers_of(bootstrap: Sequence[str], folders: Folders) -> tuple[PeerAddress, ...]:
     """The peers given, or those of SWARMNODE_BOOTSTRAP, or of the settings folder's peers.txt."""
     return find_peers(bootstrap, os.environ, folders.settings / "peers.txt")
+
+
+def allowed_of(path: Path | None) -> frozenset[NodeId] | None:
+    """The nodes of `--allow`, None without it."""
+    return None if path is None else read_allowed(path)
 
 
 def config_of(threads: int, deadline_ms: int | None, max_rows: int | None = None) -> Config:

@@ -10,6 +10,8 @@ import trio
 
 from swarmnode.cli.common import (
     DEFAULT_SWARM_PORT,
+    allow_option,
+    allowed_of,
     bootstrap_option,
     clear_errors,
     compute_options,
@@ -45,6 +47,7 @@ from swarmnode.services.reports import (
 @click.option("--budget", type=ByteSize(), required=True, help="Most memory for experts: 300MB, 1.5GiB ...")
 @bootstrap_option
 @click.option("--listen", help="Also let backbones dial this node, HOST:PORT.")
+@allow_option
 @compute_options
 @max_rows_option
 @network_option
@@ -55,6 +58,7 @@ def command(
     budget: int,
     bootstrap: tuple[str, ...],
     listen: str | None,
+    allow: Path | None,
     device: str | None,
     threads: int,
     max_rows: int | None,
@@ -77,11 +81,14 @@ def command(
             "no peer is known: give --bootstrap swarm://NODEID@HOST:PORT (a backbone prints its address), "
             f"set SWARMNODE_BOOTSTRAP, or write a list into {folders.settings / 'peers.txt'}"
         )
+    if allow is not None and listen is None:
+        raise UsageError("--allow says who may dial this node, but nobody can: give --listen HOST:PORT too")
     options = WorkerOptions(
         folders=folders,
         network=network,
         bootstrap=peers,
         listen=None if listen is None else parse_host_port(listen, DEFAULT_SWARM_PORT),
+        allowed=allowed_of(allow),
         device=device,
         config=config_of(threads, None, max_rows),
         budget_bytes=budget,

@@ -1,4 +1,4 @@
-"""Who may hold a socket of ours: bounds on strangers (in all and by source) and on connections a node.
+"""Who may hold a socket of ours: bounds on strangers and on peers (in all and by source), and on connections a node.
 
 Decisions only; no I/O.
 """
@@ -23,6 +23,7 @@ class Admission:
         self._config = config
         self._strangers: Counter[str] = Counter()
         self._nodes: Counter[NodeId] = Counter()
+        self._sources: Counter[str] = Counter()
 
     @property
     def n_strangers(self) -> int:
@@ -48,16 +49,24 @@ class Admission:
         """The handshake of an admitted socket is over, either way."""
         _decrement(self._strangers, source_block(source) or "")
 
-    def admit_node(self, node_id: NodeId) -> bool:
-        """Whether this node may have one more connection; if so it counts until `node_done`."""
+    def refuse_node(self, node_id: NodeId, source: str) -> str:
+        """Why this node may not have one more connection from this address; "" if it may, and it counts until
+        `node_done`."""
+        block = source_block(source)
+        if self.n_peers >= self._config.max_peers:  # as many may have shaken hands meanwhile
+            return "too many connections"
         if self._nodes[node_id] >= self._config.max_connections_per_node:
-            return False
+            return "too many connections of this node"
+        if block is not None and self._sources[block] >= self._config.max_peers_per_ip:
+            return "too many connections from this address"
         self._nodes[node_id] += 1
-        return True
+        self._sources[block or ""] += 1
+        return ""
 
-    def node_done(self, node_id: NodeId) -> None:
+    def node_done(self, node_id: NodeId, source: str) -> None:
         """A connection of an admitted node has ended."""
         _decrement(self._nodes, node_id)
+        _decrement(self._sources, source_block(source) or "")
 
 
 def _decrement(counter: Counter[Key], key: Key) -> None:

@@ -12,18 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import platformdirs
-
 from swarmnode.errors import UsageError
 from swarmnode.net.address import SCHEME, PeerAddress
+from swarmnode.net.list_file import parse_entries, read_text
 
 ENVIRONMENT_VARIABLE = "SWARMNODE_BOOTSTRAP"
-MAX_LIST_BYTES = 1024 * 1024
-
-
-def default_list_path() -> Path:
-    """`peers.txt` in the user's configuration folder (Linux: ~/.config/swarmnode)."""
-    return platformdirs.user_config_path("swarmnode", appauthor=False) / "peers.txt"
 
 
 def find_peers(
@@ -42,32 +35,12 @@ def find_peers(
 
 def read_list(path: Path) -> tuple[PeerAddress, ...]:
     """The addresses of a list file. Raises UsageError naming the file, the line and the reason."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_LIST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read the bootstrap list {path}: {error.strerror}") from error
-    if len(data) > MAX_LIST_BYTES:
-        raise UsageError(f"the bootstrap list {path} is over 1 MiB")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(f"the bootstrap list {path} is not UTF-8 text") from None
-    return parse_list(text, str(path))
+    return parse_list(read_text(path, "the bootstrap list"), str(path))
 
 
 def parse_list(text: str, source: str) -> tuple[PeerAddress, ...]:
     """The addresses of a list, each once; `#` starts a comment. Raises UsageError naming `source`, line and reason."""
-    peers = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        entry = line.partition("#")[0].strip()
-        if not entry:
-            continue
-        try:
-            peers.append(PeerAddress.parse(entry))
-        except UsageError as error:
-            raise UsageError(f"{source}, line {number}: {error}") from None
-    return _unique(peers)
+    return _unique(parse_entries(text, source, PeerAddress.parse))
 
 
 def _from_item(item: str, source: str) -> tuple[PeerAddress, ...]:

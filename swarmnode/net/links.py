@@ -109,11 +109,11 @@ async def _serve_stream(
         peer = await open_peer(stream, connection, handlers=handlers, config=endpoint.config, remote=source)
     finally:
         gate.stranger_done(source)
-    if not gate.admit_node(peer.node_id):
-        peer.close("not_wanted", "too many connections of this node")
+    if reason := gate.refuse_node(peer.node_id, source):
+        peer.close("not_wanted", reason)
         await peer.run()
         return
     try:
         await peer.run(on_peer)
     finally:
-        gate.node_done(peer.node_id)
+        gate.node_done(peer.node_id, source)

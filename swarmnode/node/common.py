@@ -15,7 +15,7 @@ from swarmnode.compute.devices import Device, open_device
 from swarmnode.compute.thread import ComputeThread
 from swarmnode.config import Config, Folders
 from swarmnode.errors import UsageError
-from swarmnode.identity import NodeKey
+from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.links import Handlers, serve
 from swarmnode.net.peer import OnPeer
@@ -36,6 +36,8 @@ class NodeOptions:
     bootstrap: tuple[PeerAddress, ...] = ()
     listen: tuple[str, int] | None = None
     """Host and port to accept nodes on; None: dial only."""
+    allowed: frozenset[NodeId] | None = None
+    """Who may dial this node; None: everybody with a key."""
     device: str | None = None
     config: Config = field(default_factory=Config)
 
@@ -48,6 +50,7 @@ def endpoint_of(options: NodeOptions, key: NodeKey, role: str) -> Endpoint:
         agent=f"swarmnode/{__version__}",
         roles=(role,),
         config=options.config.wire,
+        allowed=options.allowed,
     )
 
 

@@ -13,7 +13,10 @@ from gguf import GGUFReader
 
 from swarmnode.cli import VERBS, main
 from swarmnode.cli.common import parse_host_port
+from swarmnode.identity import NodeKey
 from swarmnode.weights.catalog import bundled_model
+
+ADDRESS = f"swarm://{NodeKey.from_seed(bytes(32)).node_id}@127.0.0.1:1"
 
 
 def run(*arguments: str, home: Path | None = None) -> Result:
@@ -102,6 +105,9 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["join", "--budget", "3MB"], 1, "no peer is known"),
         (["join", "--budget", "3MB", "--bootstrap", "nonsense"], 1, "neither an address"),
         (["join", "--budget", "3MB", "--bootstrap", "swarm://abc@h:1"], 1, "52 characters"),
+        (["join", "--budget", "3MB", "--listen", ":1", "--allow", "no-such-file"], 1, "cannot read the list"),
+        (["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--allow", "list"], 1, "give --listen"),
+        (["backbone", "--allow", "no-such-file"], 1, "cannot read the list of allowed nodes"),
         (["backbone", "--model", "no-such-model"], 1, "no file and no known model"),
         (["backbone", "--api", "0.0.0.0:1"], 1, "loopback only"),
         (["backbone", "--listen", "127.0.0.1:xyz"], 2, "HOST:PORT"),

@@ -9,7 +9,7 @@ import pytest
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.bootstrap import default_list_path, find_peers, parse_list, read_list
+from swarmnode.net.bootstrap import find_peers, parse_list, read_list
 
 NODE = NodeKey.from_seed(bytes(32)).node_id
 OTHER = NodeKey.from_seed(bytes([1]) * 32).node_id
@@ -109,7 +109,6 @@ def test_lists_that_are_no_text_or_too_long(tmp_path: Path) -> None:
         read_list(tmp_path)
 
 
-def test_the_shipped_list_is_valid_and_the_default_place_is_ours() -> None:
+def test_the_shipped_list_is_valid() -> None:
     shipped = Path(__file__).parents[2] / "bootstrap" / "peers.txt"
     assert read_list(shipped) == ()
-    assert default_list_path().name == "peers.txt"

@@ -327,6 +327,55 @@ def test_addresses_that_share_a_limit() -> None:
     assert gate.n_strangers == 0
 
 
+async def test_free_identities_of_one_address_do_not_lock_others_out() -> None:
+    """A key costs nothing: what counts is where the connections come from."""
+    async with trio.open_nursery() as nursery:
+        node = await Node.start(nursery, max_peers=12, max_peers_per_ip=4)
+        attacker = node.network.host("d")
+        peers = [await dial_from(nursery, attacker, node.address, endpoint(10 + n)) for n in range(4)]
+        for number in range(20, 30):
+            with pytest.raises(
+                ConnectionLostError, match="not_wanted: too many connections from this address"
+            ):
+                await dial_from(nursery, attacker, node.address, endpoint(number))
+        assert node.gate.n_peers == 5
+        late = await dial_from(nursery, node.network.host("e"), node.address, endpoint(4))
+        await late.request(*experts())
+        late.close()
+        for peer in peers:
+            peer.close()
+        await trio.sleep(1)
+        assert await node.is_well()
+        again = await dial_from(nursery, attacker, node.address, endpoint(40))
+        await again.request(*experts())
+        nursery.cancel_scope.cancel()
+
+
+def test_loopback_has_no_limit_of_its_own_but_counts() -> None:
+    gate = Admission(WireConfig(max_peers=10, max_peers_per_ip=2))
+    nodes = [endpoint(number + 1).credentials.node_id for number in range(11)]
+    assert [gate.refuse_node(node, "127.0.0.1") for node in nodes[:10]] == [""] * 10
+    assert gate.refuse_node(nodes[10], "192.0.2.1") == "too many connections"
+    for node in nodes[:10]:
+        gate.node_done(node, "127.0.0.1")
+    assert gate.n_peers == 0
+    assert not gate._sources
+    assert [gate.refuse_node(node, "2001:db8::1") for node in nodes[:2]] == ["", ""]
+    assert gate.refuse_node(nodes[2], "2001:db8::2") == "too many connections from this address"
+
+
+async def test_only_allowed_nodes_may_dial_and_the_others_get_no_answer() -> None:
+    friend, stranger = endpoint(4), endpoint(5)
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        server = endpoint(SERVER, allowed=frozenset({friend.credentials.node_id}))
+        address = await serve_on(nursery, network.host("b"), server)
+        with pytest.raises((HandshakeError, ConnectionLostError)):
+            await dial_from(nursery, network.host("a"), address, stranger)
+        await (await dial_from(nursery, network.host("a"), address, friend)).request(*experts())
+        nursery.cancel_scope.cancel()
+
+
 def n_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
