@@ -1,8 +1,8 @@
 """The whole qwen35moe forward pass in float64 numpy, straight from the formulas: the judge of the graphs.
 
 Slow and plain on purpose: one token after another wherever there is state, one head and one expert at a time. Reads
-F32 tensors of an index itself; shares no code with swarmnode.models. Every intermediate is kept under the name that the
-callback uses, with tokens as the first axis.
+tensors of an index itself, decoded by gguf-py; shares no code with swarmnode.models. Every intermediate is kept under
+the name that the callback uses, with tokens as the first axis.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from swarmnode.weights.index import ModelIndex
 
@@ -204,8 +206,8 @@ class ForwardOracle:
     def _weight(self, name: str) -> Array:
         """A tensor as float64, numpy order: matrices are [rows, columns]."""
         ref = self._index.tensors[name]
-        assert ref.ggml_type == 0, f"{name} is not F32"
-        return np.frombuffer(self._index.data(name), "<f4").reshape(ref.ne[::-1]).astype(np.float64)
+        raw = np.frombuffer(self._index.data(name), np.uint8).reshape(*ref.ne[:0:-1], -1)
+        return dequantize(raw, GGMLQuantizationType(ref.ggml_type)).astype(np.float64)
 
     def _linear(self, layer: int, name: str, x: Array) -> Array:
         return x @ self._weight(f"blk.{layer}.{name}.weight").T

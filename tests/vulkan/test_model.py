@@ -13,6 +13,7 @@ from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.weights.catalog import bundled_model
 from swarmnode.weights.index import ModelIndex
 from tests.models.kit import open_local
+from tests.models.oracle_forward import ForwardOracle
 from tests.process.test_workers import TEXT
 
 from .kit import clear_prompts, fill_bank, vulkan_name
@@ -60,7 +61,10 @@ def test_experts_on_vulkan_give_the_logits_of_float64(
 
 
 def test_a_backbone_on_vulkan_says_what_the_cpu_says(capsys: pytest.CaptureFixture[str]) -> None:
-    """The dense path on the device, ops that it lacks on the CPU; token by token, for the sake of narrow kernels."""
+    """The dense path on the device, ops that it lacks on the CPU; token by token, for the sake of narrow kernels.
+
+    Logits are held against float64, because the CPU's own are further away (0.99 where the gate's choice is close).
+    """
     prompt, n_clear = max(clear_prompts(max_tokens=8), key=lambda found: found[1])
     found: list[F32Array] = []
     said: list[list[int]] = []
@@ -68,14 +72,15 @@ def test_a_backbone_on_vulkan_says_what_the_cpu_says(capsys: pytest.CaptureFixtu
         release_compute_thread()
         with open_local(bundled_model(), device_name=name) as local:
             found.append(np.concatenate([local.run([token]) for token in prompt]))
-            local.model.reset(0)
-            for token in prompt[:-1]:
-                local.run([token])
-            said.append(local.greedy(prompt[-1:], n_clear))
+            first = int(found[-1][-1].argmax())
+            said.append([first, *local.greedy([first], n_clear - 1)])
+            truth = ForwardOracle(local.index).run(prompt)
     release_compute_thread()
-    cosines = oracle.row_cosines(*found)
+    on_cpu, on_vulkan = (oracle.row_cosines(logits, truth).min() for logits in found)
     with capsys.disabled():
-        print(f"\nlogits of a backbone on {vulkan_name()} against the CPU: least cosine {cosines.min():.6f}")
+        print(
+            f"\nlogits against float64: least cosine {on_cpu:.6f} on the CPU, {on_vulkan:.6f} on {vulkan_name()}"
+        )
     assert n_clear >= 4
     assert said[0] == said[1]
-    assert cosines.min() >= 0.999
+    assert on_vulkan >= 0.9995
