@@ -28,6 +28,7 @@ from swarmnode.config import ComputeConfig
 from swarmnode.errors import DeviceError, UsageError
 
 _ABSENT = -1
+_F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
 _FEW_IDS = 64
 
 
@@ -236,7 +237,7 @@ class ExpertBank:
         Errors as `experts`. Rows without a pair are zero.
         """
         place = self._check_pairs(layer, rows, pair_row, pair_expert)
-        _check_array("pair_weight", pair_weight, np.float32, pair_row.shape)
+        _check_array("pair_weight", pair_weight, _F32, pair_row.shape)
         total = PairSum(rows.shape[0], rows.shape[1])
         for start in range(0, pair_row.size, self._max_rows):
             piece = slice(start, start + self._max_rows)
@@ -255,8 +256,8 @@ class ExpertBank:
         _check_rows(place.layout, rows)
         if ids.ndim != 2 or ids.shape[1] < 1:
             raise UsageError(f"ids must be i32[T, k] with k >= 1, not {ids.dtype}{list(ids.shape)}")
-        _check_array("ids", ids, np.int32, (rows.shape[0], ids.shape[1]))
-        _check_array("weights", weights, np.float32, ids.shape)
+        _check_array("ids", ids, _I32, (rows.shape[0], ids.shape[1]))
+        _check_array("weights", weights, _F32, ids.shape)
         self._check_ids(place, ids)
         n_rows = max(1, self._max_rows // ids.shape[1])
         if 0 < rows.shape[0] <= n_rows:
@@ -396,8 +397,8 @@ class ExpertBank:
         _check_rows(place.layout, rows)
         if pair_row.ndim != 1:
             raise UsageError(f"pair_row must have one dimension, not {pair_row.ndim}")
-        _check_array("pair_row", pair_row, np.int32, pair_row.shape)
-        _check_array("pair_expert", pair_expert, np.int32, pair_row.shape)
+        _check_array("pair_row", pair_row, _I32, pair_row.shape)
+        _check_array("pair_expert", pair_expert, _I32, pair_row.shape)
         if pair_row.size:
             lowest, highest = _extremes(pair_row)
             if lowest < 0 or highest >= rows.shape[0]:
@@ -430,14 +431,12 @@ def _extremes(ids: Ids) -> tuple[int, int]:
 def _check_rows(layout: LayerLayout, rows: Rows) -> None:
     if rows.ndim != 2:
         raise UsageError(f"rows must be f32[T, {layout.n_embd}], not {rows.dtype}{list(rows.shape)}")
-    _check_array("rows", rows, np.float32, (rows.shape[0], layout.n_embd))
+    _check_array("rows", rows, _F32, (rows.shape[0], layout.n_embd))
 
 
-def _check_array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+def _check_array(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape:
-        raise UsageError(
-            f"{name} must be {np.dtype(dtype)}{list(shape)}, not {array.dtype}{list(array.shape)}"
-        )
+        raise UsageError(f"{name} must be {dtype}{list(shape)}, not {array.dtype}{list(array.shape)}")
 
 
 def _check_slabs(layout: LayerLayout, slabs: Mapping[str, BytesLike], n_experts: int) -> None:

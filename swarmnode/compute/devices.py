@@ -127,6 +127,7 @@ class Device:
         self.buffer_type: Handle = api.ggml_backend_get_default_buffer_type(self.backend)
         self.is_host: bool = self.backend == self.cpu_backend
         """True if graphs run on the CPU alone, with inputs and outputs as plain host memory."""
+        self.closed = False
         self._close = weakref.finalize(self, _free_device, self.backend, self.cpu_backend, self._threadpool)
 
     def _new_threadpool(self, poll: int) -> Handle:
@@ -140,12 +141,9 @@ class Device:
             api.ggml_backend_cpu_set_n_threads(self.cpu_backend, n_threads)
             self._n_threads_now = n_threads
 
-    @property
-    def closed(self) -> bool:
-        return not self._close.alive
-
     def close(self) -> None:
         """Free the backends and the threadpool; graphs and weights made for it are unusable afterwards."""
+        self.closed = True
         self._close()
 
 

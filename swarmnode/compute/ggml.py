@@ -158,12 +158,18 @@ def dequantize(ggml_type: int, data: bytes | memoryview, n: int) -> npt.NDArray[
         raise UsageError(f"{n} values of {info.name} are {row_bytes(ggml_type, n)} bytes, not {raw.size}")
     if ggml_type == F32:
         return raw.view(np.float32).copy()
-    decode = api.ggml_get_type_traits(ggml_type).contents.to_float
+    decode = _decoder(ggml_type)
     if not decode:
         raise UsageError(f"ggml has no decoder for {info.name}")
     values = np.empty(n, np.float32)
     decode(raw.ctypes.data, values.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), n)
     return values
+
+
+@lru_cache(maxsize=64)
+def _decoder(ggml_type: int) -> Any:
+    """ggml's function from encoded values to f32; a null pointer if there is none."""
+    return api.ggml_get_type_traits(ggml_type).contents.to_float
 
 
 class _Feature(ctypes.Structure):

@@ -36,6 +36,7 @@ class Workspace:
         if device.closed:
             raise DeviceError(f"device {device.info.name} is closed")
         self.device = device
+        self.closed = False
         self.turn = 0
         """Counts the graphs built here: the last one owns the memory."""
         self._n_slots = 0
@@ -46,10 +47,6 @@ class Workspace:
                 api.ggml_gallocr_new(device.buffer_type), "making a graph allocator"
             )
         self._close = weakref.finalize(self, _free_memory, self._allocator, 0)
-
-    @property
-    def closed(self) -> bool:
-        return not self._close.alive
 
     @property
     def n_bytes(self) -> int:
@@ -80,6 +77,7 @@ class Workspace:
 
     def close(self) -> None:
         """Free the memory; a graph built in it raises DeviceError from then on."""
+        self.closed = True
         self._close()
 
 
@@ -206,6 +204,7 @@ class Graph:
         self._memory = Workspace(device) if workspace is None else workspace
         self._scheduler = self._memory.allocate(cgraph)
         self._turn = self._memory.turn
+        self._closed = False
         self._close = weakref.finalize(self, _free_graph, None if self._borrowed else self._memory, arena)
         self.inputs: dict[str, npt.NDArray[Any]] = {}
         """Host devices only: numpy views to write, shape = ne reversed. Elsewhere empty: use `set`."""
@@ -260,7 +259,9 @@ class Graph:
         """
         place = (address_of(node.pointer), index)
         old = self._replaced.get(place)
-        if old is None:  # addresses tell tensors apart only as long as all of them live: at the first replacement
+        if (
+            old is None
+        ):  # addresses tell tensors apart only as long as all of them live: at the first replacement
             old = self._externals.get(address_of(node.pointer.contents.src[index]))
         if old is tensor:
             return
@@ -278,10 +279,11 @@ class Graph:
         """Free the graph; its numpy views must not be touched afterwards."""
         self.inputs = {}
         self.outputs = {}
+        self._closed = True
         self._close()
 
     def _check_open(self) -> None:
-        if not self._close.alive or self._device.closed or not self._arenas_are_open():
+        if self._closed or self._device.closed or not self._arenas_are_open():
             raise DeviceError("the graph, its device or a tensor that it uses was closed")
         if self._turn != self._memory.turn or self._memory.closed:
             raise DeviceError("the graph's workspace belongs to a newer graph, or was closed")

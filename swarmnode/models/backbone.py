@@ -28,6 +28,7 @@ from swarmnode.models.weight_spec import bind_weights
 from swarmnode.weights.index import ModelIndex
 
 _MAX_SLOTS = 1024
+_F32 = np.dtype(np.float32)
 
 
 class _Slot:
@@ -215,7 +216,7 @@ class Backbone:
 
     def _check_routed(self, values: object, n: int) -> None:
         expected = (n, self.n_embd)
-        if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != expected:
+        if not isinstance(values, np.ndarray) or values.dtype != _F32 or values.shape != expected:
             raise UsageError(f"the routed output must be float32{list(expected)}")
 
 

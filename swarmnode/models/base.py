@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,7 @@ Callback: TypeAlias = Callable[[str, int, npt.NDArray[Any]], None]
 (shape = ggml's sizes reversed)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertCall:
+class ExpertCall(NamedTuple):
     """The routed experts of one layer, to be computed by somebody else.
 
     The arrays belong to the receiver: the model keeps no reference and never writes to them again.
