@@ -32,7 +32,7 @@ _N_CONTEXT = 1024
 _FLASH_ATTENTION_ON = 1
 
 
-@llama_cpp.llama_log_callback
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]  # the library is not installed where types are checked
 def _silence(_level: int, _text: bytes, _user_data: object) -> None:
     """Swallow llama.cpp's log."""
 
