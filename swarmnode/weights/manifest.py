@@ -3,14 +3,18 @@
 Its own hash is the model id, so that a worker that knows the id can check every byte a stranger sends it, and
 two quantisations of one model are two models. Encoded as msgpack arrays in one canonical form:
 
-    ["swarmnode-manifest", 1, architecture, name, n_embd, n_layer, n_expert, n_expert_used, [[key, value type,
-    item type or nil, value], ...],                      by key [[layer, n_ff, [[kind, ggml type, ne0, ne1,
-    hashes], ...]], ...],       by layer; hashes: n_expert * 32 bytes dense_sha256]
+    ["swarmnode-manifest", 1, architecture, name, n_embd, n_layer, n_expert, n_expert_used,
+     [[key, value type, item type or nil, value], ...],                    by key
+     [[layer, n_ff, [[kind, ggml type, ne0, ne1, hashes], ...]], ...],     by layer; hashes: n_expert * 32 bytes
+     dense_sha256]
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import re
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,11 +36,19 @@ MAX_METADATA_KEYS = 512
 MAX_METADATA_ITEMS = 1024
 """Of one array: a number for each layer."""
 MAX_METADATA_STRING_BYTES = 4096
+MAX_ARRAY_ITEMS = 1024
+"""Of any array in a manifest: as many layers, metadata items."""
+MAX_ITEMS = 256 * 1024
+"""Of all arrays together: 16 MiB of tiny arrays would otherwise become a gigabyte of objects."""
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 _MAGIC = "swarmnode-manifest"
 _VERSION = 1
+_LEFT_OUT = ("general.architecture", "general.alignment")
+_ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_TAKEN_PREFIXES = ("general", "split", "swarmnode", "tokenizer")
+"""First words of keys that shard files and loaders understand: none of these is an architecture."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +136,7 @@ class Manifest:
             raise _malformed(f"{view.nbytes} bytes, more than {MAX_MANIFEST_BYTES}")
         if hashlib.sha256(view).digest() != model_id:
             raise _malformed("its hash is not the model id")
-        try:
-            fields = msgpack.unpackb(view, use_list=False, max_array_len=MAX_EXPERTS)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise _malformed(f"not msgpack: {error}") from error
-        manifest = _decode_fields(fields)
+        manifest = _decode_fields(_unpack(view))
         if manifest.encode() != bytes(view):
             raise _malformed("not in canonical form")
         return manifest
@@ -139,14 +147,17 @@ def kept_metadata(architecture: str, values: Mapping[str, GgufValue]) -> dict[st
 
     `general.architecture` is a field of its own; `general.alignment` belongs to a file, not to a model.
     """
-    prefixes = ("general.", f"{architecture}.")
-    left_out = ("general.architecture", "general.alignment")
+    prefixes = _kept_prefixes(architecture)
     short = {
         key: _plain(value)
         for key, value in values.items()
-        if key.startswith(prefixes) and key not in left_out and _is_short(value)
+        if key.startswith(prefixes) and key not in _LEFT_OUT and _is_short(value)
     }
     return dict(sorted(short.items()))
+
+
+def _kept_prefixes(architecture: str) -> tuple[str, str]:
+    return ("general.", f"{architecture}.")
 
 
 def _is_short(value: GgufValue) -> bool:
@@ -183,6 +194,25 @@ def _malformed(reason: str) -> ProtocolError:
     return ProtocolError("bad_manifest", reason)
 
 
+def _unpack(view: memoryview) -> object:
+    """The msgpack value, of which the arrays together have at most MAX_ITEMS items."""
+    left = MAX_ITEMS
+
+    def counted(items: _Fields) -> _Fields:
+        nonlocal left
+        left -= 1 + len(items)
+        if left < 0:
+            raise ValueError("too many items")
+        return items
+
+    try:
+        return msgpack.unpackb(
+            view, use_list=False, list_hook=counted, max_array_len=MAX_ARRAY_ITEMS, max_map_len=0
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _malformed(f"not msgpack: {error}") from error
+
+
 def _decode_fields(fields: object) -> Manifest:
     magic, version, architecture, name, *numbers, metadata, layers, dense = _tuple(fields, 11, "the manifest")
     if magic != _MAGIC or version != _VERSION:
@@ -190,17 +220,23 @@ def _decode_fields(fields: object) -> Manifest:
     n_embd = _integer(numbers[0], 1, MAX_WIDTH, "n_embd")
     n_layer = _integer(numbers[1], 1, MAX_LAYERS, "n_layer")
     n_expert = _integer(numbers[2], 1, MAX_EXPERTS, "n_expert")
+    architecture = _string(architecture, "the architecture")
+    if not _ARCHITECTURE.fullmatch(architecture) or architecture in _TAKEN_PREFIXES:
+        raise _malformed(f"{architecture!r} is no architecture")
+    experts = dict(
+        _decode_layer(entry, n_embd, n_layer, n_expert) for entry in _many(layers, n_layer, "layers")
+    )
+    if not experts:
+        raise _malformed("no layer has experts")
     return Manifest(
-        architecture=_string(architecture, "the architecture"),
+        architecture=architecture,
         name=_string(name, "the name"),
         n_embd=n_embd,
         n_layer=n_layer,
         n_expert=n_expert,
         n_expert_used=_integer(numbers[3], 1, n_expert, "n_expert_used"),
-        metadata=dict(_decode_value(entry) for entry in _many(metadata, MAX_METADATA_KEYS, "metadata")),
-        layers=dict(
-            _decode_layer(entry, n_embd, n_layer, n_expert) for entry in _many(layers, n_layer, "layers")
-        ),
+        metadata=_decode_metadata(metadata, architecture),
+        layers=experts,
         dense_sha256=_bytes(dense, HASH_BYTES, "dense_sha256"),
     )
 
@@ -233,11 +269,22 @@ def _decode_slab(kind: str, ggml_type: object, ne0: object, ne1: object) -> Expe
     return ExpertTensor(kind, number, width, rows, n_row_bytes * rows)
 
 
+def _decode_metadata(metadata: object, architecture: str) -> dict[str, GgufValue]:
+    """Only keys that `kept_metadata` keeps: others could change what a shard file with them means."""
+    values = dict(_decode_value(entry) for entry in _many(metadata, MAX_METADATA_KEYS, "metadata"))
+    for key in values:
+        if not key.startswith(_kept_prefixes(architecture)) or key in _LEFT_OUT or not key.isprintable():
+            raise _malformed(f"{key!r} does not belong into a manifest")
+    return values
+
+
 def _decode_value(entry: object) -> tuple[str, GgufValue]:
     key, kind, item_kind, value = _tuple(entry, 4, "a metadata entry")
     key = _string(key, "a metadata key")
     if kind == ValueType.ARRAY:
         item_type = _value_type(item_kind, key)
+        if item_type is ValueType.STRING:
+            raise _malformed(f"{key} is an array of strings")
         items = tuple(_scalar(item, item_type, key) for item in _many(value, MAX_METADATA_ITEMS, key))
         if not items:
             raise _malformed(f"{key} is an empty array")
@@ -264,11 +311,22 @@ def _scalar(value: object, kind: ValueType, key: str) -> int | float | bool | st
         return _string(value, key)
     if kind is ValueType.BOOL and isinstance(value, bool):
         return value
-    if kind in (ValueType.FLOAT32, ValueType.FLOAT64) and isinstance(value, float):
+    if kind is ValueType.FLOAT32 and isinstance(value, float) and _is_f32(value):
+        return value
+    if kind is ValueType.FLOAT64 and isinstance(value, float):
         return value
     if kind in _INTEGERS:
         return _integer(value, *_INTEGERS[kind], key)
     raise _malformed(f"{key} is {value!r}, not a {kind.name}")
+
+
+def _is_f32(value: float) -> bool:
+    """Whether a GGUF can hold it in 4 bytes."""
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:
+        return False
+    return math.isnan(value) or struct.unpack("<f", packed)[0] == value
 
 
 def _tuple(value: object, length: int, what: str) -> _Fields:

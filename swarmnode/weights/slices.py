@@ -36,6 +36,13 @@ class ExpertRange:
     def experts(self) -> range:
         return range(self.first, self.stop)
 
+    def pieces(self, most: int) -> tuple[ExpertRange, ...]:
+        """The same experts as ranges of at most `most` (>= 1) each, in order."""
+        return tuple(
+            ExpertRange(self.layer, first, min(most, self.stop - first))
+            for first in range(self.first, self.stop, most)
+        )
+
     def __str__(self) -> str:
         return f"layer {self.layer}, experts {self.first}:{self.stop}"
 
@@ -67,6 +74,17 @@ def merge_pairs(pairs: Iterable[tuple[int, int]]) -> tuple[ExpertRange, ...]:
     for layer, expert in pairs:
         holdings.setdefault(layer, set()).add(expert)
     return ranges_of(holdings)
+
+
+def overlapping(ranges: Iterable[ExpertRange]) -> ExpertRange | None:
+    """A range that shares an expert with another one, or None. Never looks at single experts."""
+    ordered = sorted(ranges)
+    stop = {item.layer: 0 for item in ordered}
+    for item in ordered:
+        if item.first < stop[item.layer]:
+            return item
+        stop[item.layer] = item.stop
+    return None
 
 
 def _runs(layer: int, experts: list[int]) -> Iterator[ExpertRange]:
