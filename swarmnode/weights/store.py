@@ -42,7 +42,8 @@ class SliceStore:
         self._manifest = manifest
         self._mutex = threading.Lock()
         self._shards: dict[ExpertRange, ShardFile] = {}
-        self.folder, self._lock = _lock_slot(cache_dir / "slices" / manifest.model_id.hex()[:32])
+        self._all_models = cache_dir / "slices"
+        self.folder, self._lock = _lock_slot(self._all_models / manifest.model_id.hex()[:32])
         try:
             self._rescan()
         except OSError as error:
@@ -77,15 +78,16 @@ class SliceStore:
     def commit(self, item: ExpertRange) -> None:
         """Make a range held: on return it is on disk, synced, and survives a crash.
 
-        Held ranges that overlap it are removed: what is held never overlaps. Raises StoreError, and nothing has
-        changed, if a slab of it was not added, the model has no such range, or the disk refuses.
+        Held ranges that overlap it are removed: what is held never overlaps. Raises StoreError if a slab of it was not
+        added, the model has no such range, or the disk refuses; UnsupportedModelError if the manifest is such that a
+        shard of this model cannot be read back. Nothing has changed then.
         """
         path = self.folder / shard_name(item)
         try:
             write_shard(path, _Incoming(self), self._manifest, (item,))
-            shard = ShardFile(path)
-        except (ModelFileError, UnsupportedModelError) as error:
+        except ModelFileError as error:
             raise StoreError(f"{self.folder}: {item} cannot be committed: {error}") from error
+        shard = self._read_back(path)
         with self._mutex:
             self._shards.pop(item, None)  # the same range again: its file was replaced
             overlapped = [held for held in self._shards if _overlap(held, item)]
@@ -93,6 +95,20 @@ class SliceStore:
         for held in overlapped:
             self.remove(held)
         self.discard(item)
+
+    def prune(self, limit_bytes: int) -> None:
+        """Delete slots that no process uses until they take at most `limit_bytes`, this store's own not counted.
+
+        Other models' go first, then this model's; the least recently opened first. What cannot be deleted is left and
+        logged. A slot that is locked is never touched.
+        """
+        slots = [slot for slot in self._all_models.glob("*/slot-*") if slot != self.folder]
+        slots.sort(key=lambda slot: (slot.parent == self.folder.parent, _opened_ns(slot)), reverse=True)
+        for slot in slots:  # from the one worth most
+            try:
+                limit_bytes -= _prune_slot(slot, limit_bytes)
+            except OSError as error:
+                log.warning("%s: slices that nobody uses stay: %s", slot, error)
 
     def discard(self, item: ExpertRange) -> None:
         """Forget the slabs of a range that were added but not committed."""
@@ -140,6 +156,14 @@ class SliceStore:
             if item.layer == layer and expert in item.experts:
                 return shard
         raise KeyError(f"layer {layer}, expert {expert} is not held")
+
+    def _read_back(self, path: Path) -> ShardFile:
+        try:
+            return ShardFile(path)
+        except (ModelFileError, UnsupportedModelError) as error:
+            with suppress(OSError):
+                path.unlink()
+            raise UnsupportedModelError(f"a shard of this model cannot be read back: {error}") from error
 
     def _incoming(self, layer: int, expert: int, kind: str) -> Path:
         return self.folder / "incoming" / f"{layer}-{expert}-{kind}.slab"
@@ -200,17 +224,70 @@ def _lock_slot(folder: Path) -> tuple[Path, int]:
         slot = folder / f"slot-{number}"
         make_folder(slot)
         try:
-            descriptor = os.open(slot / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = _try_slot(slot)
         except OSError as error:
             raise store_error(slot, error) from error
-        try:
-            locked = try_lock(descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            raise store_error(slot, error) from error
-        if locked:
+        if descriptor is not None:
             return slot, descriptor
-        os.close(descriptor)
     raise StoreError(
         f"{folder}: {MAX_SLOTS} other processes use this cache folder; choose another: --cache DIR"
     )
+
+
+def _try_slot(slot: Path) -> int | None:
+    """The descriptor that locks the slot, or None if another process has it or has just deleted it. OSError."""
+    path = slot / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        # A file that was deleted before it was locked locks nothing: the next process makes another.
+        if try_lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except FileNotFoundError:
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _opened_ns(slot: Path) -> int:
+    """When a process last took the slot or changed what it holds."""
+    try:
+        return slot.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _prune_slot(slot: Path, limit_bytes: int) -> int:
+    """Bytes of a slot that no process uses (0 if one does); it is deleted if they are more than the limit."""
+    descriptor = _try_slot(slot)
+    if descriptor is None:
+        return 0
+    try:
+        n_bytes = _bytes_in(slot)
+        if n_bytes > limit_bytes:
+            _delete_slot(slot)
+        return n_bytes
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_in(slot: Path) -> int:
+    return sum(path.stat().st_size for path in slot.rglob("*") if path.is_file())
+
+
+def _delete_slot(slot: Path) -> None:
+    """Delete a slot that this process has locked; the lock's file last. Folders that are in use stay."""
+    for path in slot.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+    with suppress(OSError):  # Windows keeps an open file; an empty slot does no harm
+        (slot / "lock").unlink()
+        slot.rmdir()
+        slot.parent.rmdir()
