@@ -14,7 +14,8 @@
         ├── ProtocolError          bytes that break docs/protocol.md           ends the connection
         ├── ConnectionLostError    the stream broke or was closed              ends the requests on it
         ├── RequestRefusedError    the peer said no, with a code and a reason  ends one request
-        └── BadReplyError          a well-formed answer with wrong content     ends one request, counts against the peer
+        ├── BadReplyError          a well-formed answer with wrong content     ends one request, counts against the peer
+        └── UnsuitableModelError   a model that this machine cannot serve      ends the sessions that are about it
 
 `*_untrusted` functions take bytes from a peer or a file and raise exactly one of these.
 """
@@ -91,3 +92,7 @@ class RequestRefusedError(RemoteError):
 
 class BadReplyError(RemoteError):
     """The peer's answer has the wrong shape, or numbers that are not finite."""
+
+
+class UnsuitableModelError(RemoteError):
+    """The peer's model cannot be held or computed on this machine; another peer's may be."""

@@ -36,7 +36,14 @@ async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]
     async with open_compute(options) as (gate, device):
         threads = Threads(options.config.store.threads)
         builder = ResidenceBuilder(
-            options.budget_bytes, options.folders.cache, device, gate, threads, options.config, report
+            options.budget_bytes,
+            options.folders.cache,
+            device,
+            gate,
+            threads,
+            options.config,
+            report,
+            others=may_meet_others(options, key),
         )
         service = VolunteerService(builder)
         try:
@@ -44,7 +51,13 @@ async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]
                 nursery.start_soon(stop_on_signal, nursery.cancel_scope, service.leave)
                 await start_worker(service, options, key, TcpTransport(), report, nursery)
         finally:
-            service.close()
+            await service.aclose()
+
+
+def may_meet_others(options: WorkerOptions, key: NodeKey) -> bool:
+    """Whether there may be more than one backbone for this worker: several addresses, or any that dials it."""
+    known = {address for address in options.bootstrap if address.node_id != key.node_id}
+    return len(known) > 1 or options.listen is not None
 
 
 async def start_worker(
@@ -71,4 +84,5 @@ async def start_worker(
         report,
         random.Random(key.node_id.raw),
     )
+    nursery.start_soon(service.watch)
     nursery.start_soon(contacts.run, options.bootstrap)

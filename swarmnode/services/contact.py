@@ -15,13 +15,15 @@ from swarmnode.net.peer import OnPeer, Peer
 from swarmnode.net.transport import Transport
 from swarmnode.services.reports import Connecting, Waiting
 from swarmnode.wire.endpoint import Endpoint
+from swarmnode.wire.events import Ended
 
 
 class Contacts:
     """Runs `on_peer` on a connection to each address, for ever.
 
     A RemoteError of `on_peer` ends that connection and is reported as the reason of the pause; a LocalError is this
-    machine's and ends `run`.
+    machine's and ends `run`. Pauses grow until a connection went well for longer than the last one: a node that answers
+    the dial and then fails, or hangs up at once, is no reason to dial it every second.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class Contacts:
     async def _keep(self, address: PeerAddress) -> None:
         delay_s = self._config.redial_min_s
         while True:
-            opened, reason = await self._session(address)
-            if opened:
+            started_s = trio.current_time()
+            is_well, reason = await self._session(address)
+            if is_well and trio.current_time() - started_s >= delay_s:
                 delay_s = self._config.redial_min_s
             pause_s = self._rng.uniform(0.5, 1.0) * delay_s
             self._report(Waiting(f"{address.host} port {address.port}: {reason}", pause_s))
@@ -63,7 +66,7 @@ class Contacts:
             delay_s = min(2 * delay_s, self._config.redial_max_s)
 
     async def _session(self, address: PeerAddress) -> tuple[bool, str]:
-        """One connection from dial to end: whether it opened, and why it ended."""
+        """One connection from dial to end: whether all went well until it ended, and why it ended."""
         reasons: list[str] = []
         local: list[LocalError] = []
 
@@ -76,18 +79,21 @@ class Contacts:
                 local.append(error)
             peer.close()
 
-        opened = False
+        ended: Ended | None = None
         try:
             async with trio.open_nursery() as nursery:
                 async with self._dials:
                     self._report(Connecting(f"{address.host} port {address.port}"))
-                    await nursery.start(self._dial, address, guarded)
-                opened = True
+                    peer: Peer = await nursery.start(self._dial, address, guarded)
+                ended = await peer.wait_closed()
         except* RemoteError as group:
-            reasons.append(str(group.exceptions[0]))
+            reasons.append(str(_leaf(group)))
         if local:
             raise local[0]
-        return opened, reasons[0] if reasons else "the connection was closed"
+        if reasons:
+            return False, reasons[0]
+        closed = "the connection was closed"
+        return True, closed if ended is None else f"{closed} ({ended.code})"
 
     async def _dial(
         self, address: PeerAddress, on_peer: OnPeer, *, task_status: trio.TaskStatus[Peer]
@@ -100,3 +106,9 @@ class Contacts:
             on_peer=on_peer,
             task_status=task_status,
         )
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

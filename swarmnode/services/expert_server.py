@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import ServeConfig
 from swarmnode.errors import RequestRefusedError
 from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.services.job_queue import JobQueue
 from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Message, Rows
 from swarmnode.wire.tensors import encode_rows_body, parse_experts_body_untrusted
@@ -36,6 +36,7 @@ class Served:
     pairs: int = 0
     refused: int = 0
     compute_s: float = 0.0
+    """On the compute thread, without the time in the queue."""
 
 
 class ExpertServer:
@@ -54,19 +55,32 @@ class ExpertServer:
         self._n_embd = n_embd
         self._n_expert = n_expert
         self._bank = bank
-        self._compute = compute
-        self._config = config
-        self._queued_pairs = 0
+        self._queue = JobQueue(compute, config)
         self.served = Served()
+
+    @property
+    def queued_pairs(self) -> int:
+        """(row, expert) pairs that wait or are being computed."""
+        return self._queue.queued_pairs
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
         """For the peer: the message types this service answers."""
-        return {Experts: self._experts}
+        return {Experts: self._counted}
+
+    async def _counted(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        try:
+            return await self._experts(peer, message, body)
+        except RequestRefusedError:
+            self.served.refused += 1
+            raise
 
     async def _experts(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         assert isinstance(message, Experts)
-        self._admit(message)
+        self._check_header(message)
+        self._queue.check_room(
+            peer.node_id, message.n_pairs
+        )  # again in `run`, but a body is not parsed in vain
         rows, pair_row, pair_expert, weights = parse_experts_body_untrusted(
             message, body, self._n_embd, self._n_expert
         )
@@ -77,13 +91,7 @@ class ExpertServer:
                 return self._bank.experts(message.layer, rows, pair_row, pair_expert)
             return self._bank.partial(message.layer, rows, pair_row, pair_expert, weights)
 
-        self._queued_pairs += message.n_pairs
-        started_s = trio.current_time()
-        try:
-            values = await self._compute.run(compute)
-        finally:
-            self._queued_pairs -= message.n_pairs
-        spent_s = trio.current_time() - started_s
+        values, spent_s = await self._queue.run(peer.node_id, message.n_pairs, compute)
         self.served.requests += 1
         self.served.rows += message.n_rows
         self.served.pairs += message.n_pairs
@@ -91,23 +99,19 @@ class ExpertServer:
         reply = Rows(encoding=message.encoding, n_rows=len(values), compute_us=int(spent_s * 1e6))
         return reply, encode_rows_body(values, message.encoding)
 
-    def _admit(self, message: Experts) -> None:
-        """Refuse before any work: another model, more pairs than the queue takes."""
+    def _check_header(self, message: Experts) -> None:
+        """Refuse before the body is looked at: another model, more than one graph takes."""
         if message.model != self._model_id:
-            self._refuse("wrong_model", "this worker holds experts of another model")
-        if message.n_pairs > self._bank.max_rows:
-            self._refuse(
-                "too_many_pairs", f"{message.n_pairs} pairs in one request, at most {self._bank.max_rows}"
+            raise RequestRefusedError("wrong_model", "this worker holds experts of another model")
+        # Every row that is sent belongs to a pair, so a good request has no more rows than pairs.
+        if max(message.n_pairs, message.n_rows) > self._bank.max_rows:
+            raise RequestRefusedError(
+                "too_many_pairs",
+                f"{message.n_pairs} pairs of {message.n_rows} rows in one request, at most {self._bank.max_rows}",
             )
-        if self._queued_pairs + message.n_pairs > self._config.max_queued_pairs:
-            self._refuse("busy", f"{self._queued_pairs} pairs are waiting", self._config.retry_after_ms)
 
     def _check_held(self, layer: int, pair_expert: npt.NDArray[np.int32]) -> None:
         held = self._bank.holdings.get(layer, frozenset())
         missing = sorted(set(pair_expert.tolist()) - held)
         if missing:
-            self._refuse("not_owner", f"layer {layer}: experts {missing[:8]} are not held here")
-
-    def _refuse(self, code: str, reason: str, retry_after_ms: int = 0) -> None:
-        self.served.refused += 1
-        raise RequestRefusedError(code, reason, retry_after_ms)
+            raise RequestRefusedError("not_owner", f"layer {layer}: experts {missing[:8]} are not held here")

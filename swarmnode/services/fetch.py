@@ -11,6 +11,7 @@ from swarmnode.compute.layout import ExpertTensor
 from swarmnode.config import StoreConfig
 from swarmnode.errors import BadReplyError
 from swarmnode.net.peer import Peer
+from swarmnode.services.ask import no_answer
 from swarmnode.services.nursery import open_flat_nursery
 from swarmnode.services.runners import Runner
 from swarmnode.weights.manifest import Manifest
@@ -37,16 +38,21 @@ class SliceFetcher:
         self._threads = threads
         self._config = config
         self._on_bytes = on_bytes
+        self._waits: set[trio.CancelScope] = set()
+        """One for each block that is under way."""
 
     async def fetch(self, item: ExpertRange) -> None:
         """Fetch and commit one range; it becomes visible only when the hash of every slab was right.
 
         Several slabs travel at once, each block by block: that fills a long link and bounds the memory to
-        `slabs_in_flight` slabs. Raises BadReplyError when the peer's bytes are wrong, StoreError when the disk
-        refuses, and what `Peer.request` raises; nothing of the range is then visible.
+        `slabs_in_flight` slabs and `max_flight_bytes`. Raises BadReplyError when the peer's bytes are wrong,
+        ConnectionLostError when no block comes for `block_timeout_s`, StoreError when the disk refuses, and what
+        `Peer.request` raises; nothing of the range is then visible.
         """
-        limit = trio.CapacityLimiter(self._config.slabs_in_flight)
         layout = self._manifest.layers[item.layer].layout
+        largest_bytes = max(tensor.n_bytes for tensor in layout.tensors)
+        at_once = min(self._config.slabs_in_flight, self._config.max_flight_bytes // largest_bytes)
+        limit = trio.CapacityLimiter(max(1, at_once))
         async with open_flat_nursery() as nursery:
             for expert in item.experts:
                 for tensor in layout.tensors:
@@ -68,18 +74,31 @@ class SliceFetcher:
     async def _slab(self, layer: int, expert: int, tensor: ExpertTensor) -> bytearray:
         slab = bytearray()
         while len(slab) < tensor.n_bytes:
-            length = min(self._config.block_bytes, tensor.n_bytes - len(slab))
             message = SliceGet(
                 model=self._manifest.model_id,
                 layer=layer,
                 expert=expert,
                 kind=tensor.kind,
                 offset=len(slab),
-                length=length,
+                length=min(self._config.block_bytes, tensor.n_bytes - len(slab)),
             )
-            reply, body = await self._peer.request(message)
-            if not isinstance(reply, Slice) or reply.offset != len(slab) or len(body) != length:
-                raise BadReplyError(f"asked for {message}, got {reply} and {len(body)} bytes")
-            slab += body
-            self._on_bytes(length)
+            slab += await self._block(message)
+            self._on_bytes(message.length)
         return slab
+
+    async def _block(self, message: SliceGet) -> memoryview:
+        """The bytes asked for. They have as long as any other block needs, and `block_timeout_s` on top."""
+        timeout_s = self._config.block_timeout_s
+        with trio.CancelScope(deadline=trio.current_time() + timeout_s) as scope:
+            self._waits.add(scope)
+            try:
+                reply, body = await self._peer.request(message)
+            finally:
+                self._waits.discard(scope)
+        if scope.cancelled_caught:
+            raise no_answer(self._peer, message, timeout_s)
+        if not isinstance(reply, Slice) or reply.offset != message.offset or len(body) != message.length:
+            raise BadReplyError(f"asked for {message}, got {reply} and {len(body)} bytes")
+        for other in self._waits:
+            other.deadline = trio.current_time() + timeout_s
+        return body

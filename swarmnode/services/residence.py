@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import trio
+
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
 from swarmnode.compute.layout import ExpertTensor, LayerLayout
-from swarmnode.compute.self_test import SelfTestReport, apply_report, check_expert
+from swarmnode.compute.self_test import SelfTestReport
 from swarmnode.config import Config
-from swarmnode.errors import BadReplyError, BudgetError
+from swarmnode.errors import BadReplyError, BudgetError, UnsuitableModelError
 from swarmnode.net.peer import Peer
+from swarmnode.services.announcing import MAX_CAPACITY_BYTES, announceable, as_fields
+from swarmnode.services.ask import ask
+from swarmnode.services.bank_tester import BankTester, blaming, check_computable, title, widest_batch
 from swarmnode.services.expert_server import ExpertServer
 from swarmnode.services.fetch import SliceFetcher
 from swarmnode.services.reports import Fetched, JoinEvent, Planned, Tested
 from swarmnode.services.runners import Runner
 from swarmnode.weights.manifest import Manifest
-from swarmnode.weights.slices import ExpertRange, holdings_of, ranges_of
+from swarmnode.weights.slices import ExpertRange, overlapping, ranges_of
 from swarmnode.weights.store import SliceStore
 from swarmnode.wire import messages
 
@@ -38,6 +43,12 @@ class Residence:
     bank: ExpertBank
     server: ExpertServer
     self_test: SelfTestReport
+    compute: Runner
+
+    @property
+    def title(self) -> str:
+        """The model's name, for people."""
+        return title(self.manifest)
 
     @property
     def max_rows(self) -> int:
@@ -46,17 +57,24 @@ class Residence:
 
     @property
     def ranges(self) -> tuple[ExpertRange, ...]:
-        """What is held, as announced."""
+        """What is held."""
         return ranges_of(self.bank.holdings)
 
-    def close(self) -> None:
-        """Give up the lock on the slices and the memory."""
-        self.store.close()
+    async def aclose(self) -> None:
+        """Free the memory, while the device is still there, and give up the lock on the slices. Not cancellable."""
+        try:
+            await _close_bank(self.bank, self.compute)
+        finally:
+            self.store.close()
 
 
 @dataclass(frozen=True)
 class ResidenceBuilder:
-    """Everything needed to move in: budget, device, folders."""
+    """Everything needed to move in: budget, device, folders.
+
+    `others`: other backbones may be met, so a model of which not one expert fits the budget is passed over
+    (UnsuitableModelError); otherwise it ends the command (BudgetError), for somebody has to choose another budget.
+    """
 
     budget_bytes: int
     cache_folder: Path
@@ -65,13 +83,27 @@ class ResidenceBuilder:
     threads: Runner
     config: Config
     report: Report
+    others: bool = False
 
     async def build(self, peer: Peer, manifest: Manifest) -> Residence:
         """Ask `peer` what is scarce, fetch it, load it, test it.
 
-        Raises BudgetError when not one expert fits, StoreError, DeviceError when the self-test fails, and RemoteError
-        when the peer fails; what was fetched stays on disk for the next try.
+        Raises what is about this machine: BudgetError (more than its memory, or see `others`), StoreError,
+        DeviceError; and RemoteError when the peer fails, UnsuitableModelError when its model is none for this machine.
+        What was fetched stays on disk for the next try, unless it failed the self-test.
         """
+        self._check_budget(manifest)
+        with blaming(manifest):
+            await self.compute.run(partial(check_computable, manifest, self.device, self.config))
+        store = await self.threads.run(partial(SliceStore, self.cache_folder, manifest))
+        try:
+            with blaming(manifest):
+                return await self._move_in(peer, manifest, store)
+        except BaseException:
+            store.close()
+            raise
+
+    def _check_budget(self, manifest: Manifest) -> None:
         memory_bytes = self.device.info.memory_total_bytes
         if 0 < memory_bytes < self.budget_bytes:
             raise BudgetError(
@@ -80,31 +112,52 @@ class ResidenceBuilder:
             )
         smallest = min(layer.layout.expert_bytes for layer in manifest.layers.values())
         if self.budget_bytes < smallest:
-            raise BudgetError(
-                f"one expert of {manifest.name} takes {smallest} bytes, the budget is {self.budget_bytes}; "
+            raise self._too_small(
+                f"one expert of {title(manifest)} takes {smallest} bytes, the budget is {self.budget_bytes}; "
                 "give a larger --budget"
             )
-        store = await self.threads.run(partial(SliceStore, self.cache_folder, manifest))
-        try:
-            return await self._move_in(peer, manifest, store)
-        except BaseException:
-            store.close()
-            raise
+
+    def _too_small(self, reason: str) -> BudgetError | UnsuitableModelError:
+        return UnsuitableModelError(reason) if self.others else BudgetError(reason)
 
     async def _move_in(self, peer: Peer, manifest: Manifest, store: SliceStore) -> Residence:
         kept = await self.threads.run(partial(self._fitting, manifest, store))
         offered = await self._volunteer(peer, manifest, kept)
         fetch_bytes = _bytes_of(manifest, offered)
         total_bytes = fetch_bytes + _bytes_of(manifest, kept)
+        await self.threads.run(partial(store.prune, self.budget_bytes - total_bytes))
         self.report(
             Planned(
-                manifest.name,
+                title(manifest),
                 sum(item.count for item in kept),
                 sum(item.count for item in offered),
                 total_bytes,
                 fetch_bytes,
             )
         )
+        bank = await self.compute.run(partial(self._make_bank, manifest, [*kept, *offered]))
+        try:
+            report = await self._fill(bank, peer, manifest, store, kept, offered)
+        except BaseException:
+            await _close_bank(bank, self.compute)
+            raise
+        self.report(Tested(report))
+        server = ExpertServer(
+            manifest.model_id, manifest.n_embd, manifest.n_expert, bank, self.compute, self.config.serve
+        )
+        return Residence(manifest, store, bank, server, report, self.compute)
+
+    async def _fill(
+        self,
+        bank: ExpertBank,
+        peer: Peer,
+        manifest: Manifest,
+        store: SliceStore,
+        kept: Sequence[ExpertRange],
+        offered: Sequence[ExpertRange],
+    ) -> SelfTestReport:
+        """Load what is on disk, fetch and load the rest; every kind of expert is tested as it comes."""
+        fetch_bytes = _bytes_of(manifest, offered)
         done_bytes = 0
 
         def arrived(n_bytes: int) -> None:
@@ -113,48 +166,58 @@ class ResidenceBuilder:
             self.report(Fetched(done_bytes, fetch_bytes))
 
         fetcher = SliceFetcher(peer, manifest, store, self.threads, self.config.store, arrived)
-        bank = await self.compute.run(partial(self._make_bank, manifest, [*kept, *offered]))
         tester = BankTester(bank, self.config.compute.self_test_widths)
         for item in kept:
             await self._load(manifest, store, tester, item)
-        for item in offered:
-            await fetcher.fetch(item)
-            await self._load(manifest, store, tester, item)
-        report = tester.report
-        self.report(Tested(report))
-        server = ExpertServer(
-            manifest.model_id, manifest.n_embd, manifest.n_expert, bank, self.compute, self.config.serve
-        )
-        return Residence(manifest, store, bank, server, report)
+        for whole in offered:
+            for item in whole.pieces(self.config.store.commit_experts):
+                await fetcher.fetch(item)
+                await self._load(manifest, store, tester, item)
+        return tester.report
 
     def _make_bank(self, manifest: Manifest, ranges: Sequence[ExpertRange]) -> ExpertBank:
         """An empty bank with one block of memory for all experts of a shape, so that one graph serves them all."""
-        bank = ExpertBank(self.device, budget_bytes=self.budget_bytes, config=self.config.compute)
+        bank = ExpertBank(
+            self.device,
+            budget_bytes=self.budget_bytes,
+            max_rows=widest_batch(manifest, self.config),
+            config=self.config.compute,
+        )
         counts: dict[tuple[ExpertTensor, ...], tuple[LayerLayout, int]] = {}
         for item in ranges:
             layout = manifest.layers[item.layer].layout
             count = counts.get(layout.tensors, (layout, 0))[1]
             counts[layout.tensors] = (layout, count + item.count)
-        for layout, count in counts.values():
-            bank.reserve(layout, count)
+        try:
+            for layout, count in counts.values():
+                bank.reserve(layout, count)
+        except BudgetError as error:  # the device needs more than the experts' bytes
+            bank.close()
+            raise self._too_small(f"{title(manifest)}: {error}; give another --budget") from error
+        except BaseException:
+            bank.close()
+            raise
         return bank
 
     async def _volunteer(
         self, peer: Peer, manifest: Manifest, kept: Sequence[ExpertRange]
-    ) -> list[ExpertRange]:
-        """The ranges the peer offers, checked: in the model, not held yet, within the budget."""
-        held = tuple((item.layer, item.first, item.count) for item in kept)
-        message = messages.Volunteer(model=manifest.model_id, budget_bytes=self.budget_bytes, held=held)
-        reply, _ = await peer.request(message)
-        if not isinstance(reply, messages.Ranges) or reply.model != manifest.model_id:
-            raise BadReplyError(f"asked for ranges of {manifest.name}, got {reply}")
-        offered = [ExpertRange(*item) for item in reply.ranges]
-        for item in offered:
-            if item.layer not in manifest.layers or item.first + item.count > manifest.n_expert:
-                raise BadReplyError(f"was offered {item}, which is not in {manifest.name}")
-        taken = holdings_of(kept)
-        if any(expert in taken.get(item.layer, ()) for item in offered for expert in item.experts):
-            raise BadReplyError("was offered experts that are held already")
+    ) -> tuple[ExpertRange, ...]:
+        """The ranges the peer offers, checked: in the model, not held yet, none twice, within the budget."""
+        message = messages.Volunteer(
+            model=manifest.model_id,
+            budget_bytes=min(self.budget_bytes, MAX_CAPACITY_BYTES),
+            held=as_fields(announceable(kept)),
+        )
+        reply, _ = await ask(peer, message, messages.Ranges, self.config.store.request_timeout_s)
+        if reply.model != manifest.model_id:
+            raise BadReplyError("asked for ranges of one model, was offered those of another")
+        offered = tuple(ExpertRange(*item) for item in reply.ranges)
+        outside = next((item for item in offered if not manifest.holds(item)), None)
+        if outside is not None:
+            raise BadReplyError(f"was offered {outside}, which the model does not have")
+        twice = overlapping([*kept, *offered])
+        if twice is not None:
+            raise BadReplyError(f"was offered {twice}, of which something is held or offered already")
         if _bytes_of(manifest, [*kept, *offered]) > self.budget_bytes:
             raise BadReplyError("was offered more than the budget")
         if not kept and not offered:
@@ -162,12 +225,16 @@ class ResidenceBuilder:
         return offered
 
     def _fitting(self, manifest: Manifest, store: SliceStore) -> list[ExpertRange]:
-        """The ranges on disk that fit the budget, in order; others are deleted, for the budget is the disk's too."""
+        """The ranges on disk that fit the budget and an announcement, in order.
+
+        Others are deleted: the budget is the disk's too, and what is not announced is of no use.
+        """
         kept: list[ExpertRange] = []
         left_bytes = self.budget_bytes
+        announced = announceable(store.held())
         for item in store.held():
             n_bytes = _bytes_of(manifest, [item])
-            if n_bytes <= left_bytes:
+            if n_bytes <= left_bytes and any(_within(item, outer) for outer in announced):
                 kept.append(item)
                 left_bytes -= n_bytes
             else:
@@ -177,45 +244,31 @@ class ResidenceBuilder:
     async def _load(
         self, manifest: Manifest, store: SliceStore, tester: BankTester, item: ExpertRange
     ) -> None:
+        """Into memory, and through the self-test. What the model is to blame for does not stay on disk either."""
         layout = manifest.layers[item.layer].layout
-        for expert in item.experts:
-            slabs = await self.threads.run(partial(_read_slabs, store, layout, expert))
-            await self.compute.run(partial(tester.bank.add, layout, expert, slabs))
-            await self.compute.run(partial(tester.loaded, item.layer, expert))
+        try:
+            with blaming(manifest):
+                for expert in item.experts:
+                    slabs = await self.threads.run(partial(_read_slabs, store, layout, expert))
+                    await self.compute.run(partial(tester.bank.add, layout, expert, slabs))
+                    await self.compute.run(partial(tester.loaded, item.layer, expert))
+        except UnsuitableModelError:
+            await self.threads.run(partial(store.remove, item))
+            raise
 
 
-class BankTester:
-    """Tests the first expert of every combination of tensor types as soon as it is loaded.
-
-    So a device that computes wrong is found before the rest is downloaded, and the test's work memory (50 MB at the
-    real sizes) is not needed on top of a full budget.
-    """
-
-    def __init__(self, bank: ExpertBank, widths: Sequence[int]) -> None:
-        self.bank = bank
-        self._widths = widths
-        self._tested: dict[tuple[int, ...], SelfTestReport] = {}
-
-    @property
-    def report(self) -> SelfTestReport:
-        """All results so far."""
-        results = tuple(result for report in self._tested.values() for result in report.results)
-        return SelfTestReport(self.bank.device.info.name, results)
-
-    def loaded(self, layer: int, expert: int) -> None:
-        """Test this expert if none of its types was, and cut the bank's batches to what is good.
-
-        DeviceError when not even single rows come out right. Runs on the compute thread.
-        """
-        types = tuple(tensor.ggml_type for tensor in self.bank.layout(layer).tensors)
-        if types not in self._tested:
-            self._tested[types] = check_expert(self.bank, layer, expert, self._widths)
-            apply_report(self.bank, self._tested[types])
+async def _close_bank(bank: ExpertBank, compute: Runner) -> None:
+    with trio.CancelScope(shield=True):
+        await compute.run(bank.close)
 
 
 def _read_slabs(store: SliceStore, layout: LayerLayout, expert: int) -> dict[str, bytes]:
     return {kind: store.read_slab(layout.layer, expert, kind) for kind in layout.kinds}
 
 
+def _within(item: ExpertRange, outer: ExpertRange) -> bool:
+    return item.layer == outer.layer and outer.first <= item.first and item.stop <= outer.stop
+
+
 def _bytes_of(manifest: Manifest, ranges: Sequence[ExpertRange]) -> int:
-    return sum(manifest.layers[item.layer].layout.expert_bytes * item.count for item in ranges)
+    return sum(manifest.range_bytes(item) for item in ranges)

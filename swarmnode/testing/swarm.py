@@ -141,7 +141,7 @@ class Swarm:
                     transport = self.network.host(worker.name)
                     await start_worker(worker.service, worker.options, worker.key, transport, report, nursery)
         finally:
-            worker.service.close()
+            await worker.service.aclose()
 
     def serving(self) -> Mapping[object, frozenset[tuple[int, int]]]:
         """Node ids that get rows now, with the (layer, expert) pairs they hold."""
