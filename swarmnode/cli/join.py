@@ -42,6 +42,8 @@ from swarmnode.services.reports import (
     Waiting,
 )
 
+_DOWNLOAD = "downloading experts"
+
 
 @click.command("join")
 @click.option("--budget", type=ByteSize(), required=True, help="Most memory for experts: 300MB, 1.5GiB ...")
@@ -93,14 +95,22 @@ def command(
         config=config_of(threads, None, max_rows),
         budget_bytes=budget,
     )
-    trio.run(partial(run_worker, options, _Face().show))
+    face = _Face()
+    try:
+        trio.run(partial(run_worker, options, face.show))
+    finally:
+        face.close()
 
 
 class _Face:
     """Turns events into lines."""
 
     def __init__(self) -> None:
-        self._download = Progress("downloading experts")
+        self._download = Progress(_DOWNLOAD)
+
+    def close(self) -> None:
+        """Leave the terminal as it should be, whatever ended the command."""
+        self._download.close()
 
     def show(self, event: JoinEvent) -> None:
         match event:
@@ -113,6 +123,8 @@ class _Face:
                 for address in event.addresses:
                     say(f"listening {address}")
             case Planned():
+                self._download.close()
+                self._download = Progress(_DOWNLOAD)  # each try counts from its own beginning
                 say(
                     f"holding {event.kept_experts + event.new_experts} experts of {event.model_name} "
                     f"({format_bytes(event.total_bytes)}); to download: {event.new_experts} "
