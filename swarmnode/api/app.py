@@ -7,28 +7,40 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from swarmnode.api.answers import explain, failure, on_crash, on_http_error, refusal
+from swarmnode.api.guard import LoopbackGuard
 from swarmnode.api.openai import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
     ResponseForm,
-    error_object,
     parse_chat_untrusted,
     parse_completion_untrusted,
     usage_of,
 )
-from swarmnode.errors import ContextFullError, LocalError, SwarmError, UsageError
+from swarmnode.api.prompts import Prompts, parse_body_untrusted
+from swarmnode.config import ApiConfig
+from swarmnode.errors import SwarmError, UsageError
 from swarmnode.models.chat import ChatTemplate
 from swarmnode.services.engine import DoneEvent, Engine, GenerateRequest, TokenEvent
+from swarmnode.services.runners import Runner, Threads
 
 MAX_BODY_BYTES = 8 << 20
+CLIENT_GONE = 499
+"""Status that nobody reads (nginx's number for it)."""
+
+Parse = Callable[[object], CompletionRequest]
 
 
 @dataclass(frozen=True)
@@ -40,25 +52,35 @@ class Served:
     template: ChatTemplate | None
     swarm_state: Callable[[], dict[str, Any]]
     started_s: int
+    threads: Runner = field(default_factory=lambda: Threads(ApiConfig.prompt_threads))
+    """Where prompts become tokens."""
+    config: ApiConfig = field(default_factory=ApiConfig)
 
 
 def build_app(served: Served) -> Starlette:
     """The ASGI application of one backbone."""
     routes = _Routes(served)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/health", routes.health),
             Route("/v1/models", routes.models),
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/api/swarm", routes.swarm),
-        ]
+        ],
+        middleware=[Middleware(LoopbackGuard)],
+        exception_handlers={HTTPException: on_http_error, Exception: on_crash},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Routes:
     def __init__(self, served: Served) -> None:
         self._served = served
+        engine = served.engine
+        self._prompts = Prompts(engine.tokenizer, served.template, engine.model.n_ctx)
+        self._n_preparing = 0
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -77,27 +99,23 @@ class _Routes:
     async def chat(self, request: Request) -> Response:
         return await self._answer(request, parse_chat_untrusted, chat=True)
 
-    async def _answer(
-        self, request: Request, parse: Callable[[object], CompletionRequest], *, chat: bool
-    ) -> Response:
+    async def _answer(self, request: Request, parse: Parse, *, chat: bool) -> Response:
+        served = self._served
         try:
-            asked = parse(await _json_body(request))
-            job = self._job(asked)
-            self._served.engine.check(job)
-        except UsageError as error:
-            return JSONResponse(error_object(str(error), "invalid_request_error"), 400)
-        except ContextFullError as error:
-            return JSONResponse(
-                error_object(str(error), "invalid_request_error", "context_length_exceeded"), 400
-            )
-        if asked.model not in (None, self._served.model_name):
-            message = (
-                f"there is no model {asked.model!r} here; this backbone serves {self._served.model_name!r}"
-            )
-            return JSONResponse(error_object(message, "invalid_request_error", "model_not_found"), 404)
+            asked = await served.threads.run(partial(parse_body_untrusted, await _body(request), parse))
+            if asked.model not in (None, served.model_name):
+                message = (
+                    f"there is no model {asked.model!r} here; this backbone serves {served.model_name!r}"
+                )
+                return refusal(404, message, code="model_not_found")
+            if served.engine.n_waiting + self._n_preparing >= served.config.max_waiting:
+                return self._busy()
+            job = await self._prepare(asked)
+        except SwarmError as error:
+            return failure(error)
         form = ResponseForm(
             f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            self._served.model_name,
+            served.model_name,
             int(time.time()),
             chat,
         )
@@ -105,29 +123,45 @@ class _Routes:
             return StreamingResponse(
                 self._stream(job, form, asked.include_usage), media_type="text/event-stream"
             )
-        return await self._whole(job, form)
+        return await self._whole(request, job, form)
 
-    def _job(self, asked: CompletionRequest) -> GenerateRequest:
+    def _busy(self) -> Response:
+        config = self._served.config
+        message = f"{config.max_waiting} requests wait already; try again in {config.retry_after_s} s"
+        headers = {"Retry-After": str(config.retry_after_s)}
+        return refusal(429, message, "rate_limit_error", "rate_limit_exceeded", headers)
+
+    async def _prepare(self, asked: CompletionRequest) -> GenerateRequest:
+        """Raises UsageError or ContextFullError for what cannot be generated."""
         engine = self._served.engine
-        if asked.prompt is not None:
-            tokens = engine.tokenizer.encode(asked.prompt)
-        elif self._served.template is None:
-            raise UsageError("this model has no chat template; use /v1/completions")
-        else:
-            text = self._served.template.render(asked.messages, variables=asked.template_variables)
-            tokens = engine.tokenizer.encode(text, parse_special=True)
+        self._n_preparing += 1
+        try:
+            tokens = await self._served.threads.run(partial(self._prompts.tokens, asked))
+        finally:
+            self._n_preparing -= 1
         room = max(1, engine.model.n_ctx - len(tokens))
         max_tokens = asked.max_tokens or min(DEFAULT_MAX_TOKENS, room)
-        return GenerateRequest(tokens, max_tokens, asked.sampling, engine.tokenizer.end_ids)
+        job = GenerateRequest(tokens, max_tokens, asked.sampling, engine.tokenizer.end_ids)
+        engine.check(job)
+        return job
 
-    async def _whole(self, job: GenerateRequest, form: ResponseForm) -> Response:
+    async def _whole(self, request: Request, job: GenerateRequest, form: ResponseForm) -> Response:
+        """The answer in one piece. A client that goes away meanwhile ends the generation."""
+        answer = Response(status_code=CLIENT_GONE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_when_gone, request, nursery.cancel_scope)
+            answer = await self._collect(job, form)
+            nursery.cancel_scope.cancel()
+        return answer
+
+    async def _collect(self, job: GenerateRequest, form: ResponseForm) -> Response:
         text = ""
         try:
             async with aclosing(self._served.engine.generate(job)) as events:
                 async for event in events:
                     text += event.text
-        except LocalError as error:
-            return JSONResponse(error_object(str(error), "server_error"), 500)
+        except Exception as error:  # whatever it is, the client gets an answer
+            return failure(error)
         assert isinstance(event, DoneEvent)
         answer = form.whole(text, event.finish_reason, usage_of(event.prompt_tokens, event.new_tokens))
         return JSONResponse(answer | {"swarm": event.account.as_dict()})
@@ -135,7 +169,7 @@ class _Routes:
     async def _stream(
         self, job: GenerateRequest, form: ResponseForm, include_usage: bool
     ) -> AsyncIterator[str]:
-        """Server-sent events: one a token, then (if asked for) usage, then [DONE]."""
+        """Server-sent events: one a token, then (if asked for) usage, or the error; then [DONE]."""
         first = True
         try:
             async with aclosing(self._served.engine.generate(job)) as events:
@@ -150,22 +184,25 @@ class _Routes:
             assert isinstance(event, DoneEvent)
             if include_usage:
                 yield _sse(form.usage_chunk(usage_of(event.prompt_tokens, event.new_tokens)))
-        except SwarmError as error:
-            yield _sse(error_object(str(error), "server_error"))
+        except Exception as error:  # whatever it is, the stream ends as it should
+            yield _sse(explain(error)[1])
         yield "data: [DONE]\n\n"
 
 
-async def _json_body(request: Request) -> object:
+async def _cancel_when_gone(request: Request, scope: trio.CancelScope) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _body(request: Request) -> bytes:
     body = bytearray()
     async with aclosing(request.stream()) as pieces:
         async for piece in pieces:
             body += piece
             if len(body) > MAX_BODY_BYTES:
                 raise UsageError(f"the body is larger than {MAX_BODY_BYTES} bytes")
-    try:
-        return json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not valid JSON: {error}") from error
+    return bytes(body)
 
 
 def _sse(value: dict[str, Any]) -> str:

@@ -15,6 +15,10 @@ from swarmnode.models.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 MAX_TOKENS = 1 << 20
+MAX_NAMES = 8
+MAX_NAME_CHARS = 64
+MAX_MESSAGE_CHARS = 2000
+"""What an error repeats of a request is short: no echo of 8 MB."""
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 _NO_EFFECT = frozenset({"user", "metadata", "store"})
@@ -49,12 +53,21 @@ def parse_completion_untrusted(body: object) -> CompletionRequest:
 def parse_chat_untrusted(body: object) -> CompletionRequest:
     """The body of POST /v1/chat/completions; raises UsageError naming the field."""
     fields = _object(body, CHAT_FIELDS)
-    max_tokens = fields.get("max_completion_tokens", fields.get("max_tokens"))
     variables = fields.get("chat_template_kwargs") or {}
     if not isinstance(variables, dict):
         raise UsageError("chat_template_kwargs: an object is expected")
     messages = _messages(fields.get("messages"))
-    return _common(fields, prompt=None, messages=messages, max_tokens=max_tokens, variables=variables)
+    return _common(
+        fields, prompt=None, messages=messages, max_tokens=_chat_max_tokens(fields), variables=variables
+    )
+
+
+def _chat_max_tokens(fields: Mapping[str, Any]) -> object:
+    """Either name is good; null is as if it were not there."""
+    old, new = fields.get("max_tokens"), fields.get("max_completion_tokens")
+    if old is not None and new is not None and (type(old) is not type(new) or old != new):
+        raise UsageError("max_tokens and max_completion_tokens differ: give one of them")
+    return old if new is None else new
 
 
 def _common(
@@ -88,9 +101,10 @@ def _common(
 def _object(body: object, known: frozenset[str] | set[str]) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise UsageError("the body must be a JSON object")
-    unknown = sorted(str(name) for name, value in body.items() if name not in known and value is not None)
+    unknown = sorted(name for name, value in body.items() if name not in known and value is not None)
     if unknown:
-        raise UsageError(f"not served: {', '.join(unknown)}; served are {', '.join(sorted(known))}")
+        names = ", ".join(name[:MAX_NAME_CHARS] for name in unknown[:MAX_NAMES])
+        raise UsageError(f"not served: {names}; served are {', '.join(sorted(known))}")
     return body
 
 
@@ -183,5 +197,7 @@ def usage_of(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
 
 
 def error_object(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object; `kind` is its `type`."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    """OpenAI's error object; `kind` is its `type`. A message may hold what a request held, so it is made short, and
+    what UTF-8 cannot hold (lone surrogates) is spelt out."""
+    sendable = message[:MAX_MESSAGE_CHARS].encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": sendable, "type": kind, "param": None, "code": code}}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
+import socket
 from typing import Any, cast
 
 import trio
 from hypercorn.config import Config as HypercornConfig
+from hypercorn.config import Sockets
 from hypercorn.trio import serve as hypercorn_serve
 from starlette.applications import Starlette
 
@@ -25,10 +26,7 @@ async def run(
     The socket is bound by the caller: a port that is taken is then an error before anything is loaded, and port 0
     can be asked for.
     """
-    config = HypercornConfig()
-    config.bind = [
-        f"fd://{os.dup(listener.socket.fileno())}"
-    ]  # Hypercorn closes it; the caller closes its own
+    config = _OneSocket(listener.socket)
     config.accesslog = None
     config.errorlog = log
     config.graceful_timeout = 1.0
@@ -38,6 +36,19 @@ async def run(
     await hypercorn_serve(
         cast(Any, app), config, shutdown_trigger=trio.sleep_forever, task_status=_Started(task_status)
     )
+
+
+class _OneSocket(HypercornConfig):
+    """Hypercorn's configuration with a socket that is bound already. (`fd://N` is for POSIX only.)"""
+
+    def __init__(self, bound: trio.socket.SocketType) -> None:
+        super().__init__()
+        self._bound = bound
+
+    def create_sockets(self) -> Sockets:
+        """A duplicate: Hypercorn closes it, the caller its own. `socket.fromfd` duplicates on Windows too."""
+        bound = self._bound
+        return Sockets([], [socket.fromfd(bound.fileno(), bound.family, bound.type)], [])
 
 
 class _Started:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from swarmnode.api.app import MAX_BODY_BYTES, Served, build_app
+from swarmnode.config import ApiConfig
+from swarmnode.errors import ConnectionLostError, DeviceError
 from swarmnode.models.chat import template_of
+from swarmnode.services.engine import Engine
+from swarmnode.services.runners import Inline, Runner, Threads
 from swarmnode.testing.swarm import Swarm, open_swarm
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.index import ModelIndex
@@ -23,15 +29,20 @@ ASK = {"prompt": "the cat", "max_tokens": 6, "temperature": 0}
 
 
 @asynccontextmanager
-async def open_client(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Swarm]]:
+async def open_client(
+    folder: Path, config: ApiConfig | None = None, threads: Runner | None = None
+) -> AsyncIterator[tuple[httpx.AsyncClient, Swarm]]:
     path = write_tiny_gguf(folder / "tiny.gguf", MODEL)
     async with open_swarm(path, folder, n_ctx=64) as swarm:
         engine = swarm.backbone.engine
         with ModelIndex.open(path) as index:
             template = template_of(index.metadata, engine.tokenizer)
-        app = build_app(Served(engine, "tiny", template, swarm.backbone.state.as_dict, 0))
+        state = swarm.backbone.state.as_dict
+        app = build_app(
+            Served(engine, "tiny", template, state, 0, threads or Inline(), config or ApiConfig())
+        )
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield client, swarm
 
 
@@ -89,6 +100,9 @@ async def test_health_models_and_swarm(tmp_path: Path) -> None:
         (b'{"prompt": ""}', 400, "empty"),
         (b'{"prompt": "\\ud800"}', 400, "Unicode"),
         (b'{"prompt": "a", "tools": []}', 400, "tools"),
+        (b'{"prompt": "a", "\\ud800": 1}', 400, "not served: \\ud800"),
+        (b'{"prompt": "a", "model": "\\ud800"}', 404, "\\ud800"),
+        (b'{"prompt": "a", "' + b"x" * 10**6 + b'": 1}', 400, "xxx; served are"),
         (b'{"prompt": "a", "model": "other"}', 404, "other"),
         (b'{"prompt": "a", "max_tokens": 64}', 400, "context"),
     ],
@@ -100,6 +114,7 @@ async def test_wrong_requests(tmp_path: Path, body: bytes, status: int, says: st
     assert answer.status_code == status
     error = answer.json()["error"]
     assert says in error["message"]
+    assert len(error["message"]) <= 2000
     assert error["type"] == "invalid_request_error"
 
 
@@ -123,7 +138,7 @@ async def test_an_endless_body_is_refused_while_it_comes(tmp_path: Path) -> None
             "type": "http",
             "method": "POST",
             "path": "/v1/completions",
-            "headers": [],
+            "headers": [(b"host", b"localhost")],
             "query_string": b"",
         }
         app: Any = transport.app
@@ -149,3 +164,225 @@ async def test_clients_that_go_away_free_their_slots(tmp_path: Path) -> None:
             assert scope.cancelled_caught
         answer = await client.post("/v1/completions", json=ASK)
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nothing", 404, "unknown_url"),
+        ("POST", "/v1/completions/", 404, "unknown_url"),
+        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/v1/completions", 405, "method_not_supported"),
+        ("DELETE", "/v1/models", 405, "method_not_supported"),
+    ],
+)
+async def test_unknown_routes_and_methods(
+    tmp_path: Path, method: str, path: str, status: int, code: str
+) -> None:
+    async with open_client(tmp_path) as (client, _):
+        answer = await client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8790", "localhost", "LOCALHOST:1", "[::1]:8790", "127.1.2.3"],
+)
+async def test_hosts_of_this_machine(tmp_path: Path, host: str) -> None:
+    async with open_client(tmp_path) as (client, _):
+        assert (await client.get("/health", headers={"Host": host})).status_code == 200
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        assert (await client.get("/health", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "evil.example:8790"},
+        {"Host": ""},
+        {"Host": "localhost.evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "localhost@evil.example"},
+        {"Host": "192.168.1.5:8790"},
+        {"Host": "0.0.0.0:8790"},
+        {"Host": "[2001:db8::1]"},
+        {"Host": "999.0.0.1"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost.evil.example"},
+    ],
+    ids=str,
+)
+async def test_web_pages_are_kept_out(tmp_path: Path, headers: dict[str, str]) -> None:
+    """A name that was made to point here (DNS rebinding), or another site's page that sends a form."""
+    async with open_client(tmp_path) as (client, _):
+        for answer in (
+            await client.get("/api/swarm", headers=headers),
+            await client.post("/v1/completions", json=ASK, headers=headers),
+        ):
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "forbidden_host"
+
+
+async def test_more_waiting_requests_than_allowed_are_told_to_come_later(tmp_path: Path) -> None:
+    config = ApiConfig(max_waiting=3, retry_after_s=7)
+    async with open_client(tmp_path, config) as (client, swarm):
+        engine = swarm.backbone.engine
+        statuses: list[int] = []
+
+        async def ask() -> None:
+            statuses.append((await client.post("/v1/completions", json={**ASK, "max_tokens": 1})).status_code)
+
+        async with engine._slot(), engine._slot(), trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            assert engine.n_waiting == 3
+            refused = await client.post("/v1/completions", json=ASK)
+            assert statuses == []
+            nursery.cancel_scope.cancel()
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "7"
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert (await client.post("/v1/completions", json=ASK)).status_code == 200
+
+
+async def test_prompts_that_are_becoming_tokens_count_as_waiting(tmp_path: Path) -> None:
+    class Stuck:
+        async def run(self, function: Any) -> Any:
+            result = function()
+            if isinstance(result, list):
+                await trio.sleep_forever()
+            return result
+
+    config = ApiConfig(max_waiting=2)
+    async with open_client(tmp_path, config, Stuck()) as (client, _), trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(partial(client.post, "/v1/completions", json=ASK))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await client.post("/v1/completions", json=ASK)).status_code == 429
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (DeviceError("the GPU fell off"), 500, "fell off"),
+        (
+            ExceptionGroup("nursery", [ExceptionGroup("inner", [DeviceError("the GPU fell off")])]),
+            500,
+            "fell off",
+        ),
+        (ConnectionLostError("the peer went"), 500, "the peer went"),
+        (ZeroDivisionError("secret detail"), 500, "its log says why"),
+        (ExceptionGroup("nursery", [KeyError("secret detail")]), 500, "its log says why"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("after", [0, 2])
+async def test_an_engine_that_fails_ends_the_answer_properly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, says: str, after: int
+) -> None:
+    real = Engine.step
+    n_steps = 0
+
+    async def failing(self: Engine, *args: Any, **options: Any) -> Any:
+        nonlocal n_steps
+        n_steps += 1
+        if n_steps > after:
+            raise error
+        return await real(self, *args, **options)
+
+    async with open_client(tmp_path) as (client, _):
+        monkeypatch.setattr(Engine, "step", failing)
+        whole = await client.post("/v1/completions", json=ASK)
+        n_steps = 0
+        streamed = await client.post("/v1/completions", json={**ASK, "stream": True})
+        monkeypatch.setattr(Engine, "step", real)
+        assert (await client.post("/v1/completions", json=ASK)).status_code == 200
+    assert whole.status_code == status
+    assert says in whole.json()["error"]["message"]
+    pieces = pieces_of(streamed.text)
+    assert len(pieces) == after + 1
+    assert says in pieces[-1]["error"]["message"]
+    assert "secret" not in whole.text + streamed.text
+
+
+@pytest.mark.real_time
+async def test_a_prompt_of_megabytes_holds_nobody_up(tmp_path: Path) -> None:
+    """Refused by its length, and on a thread: the event loop goes on meanwhile."""
+    longest_s = 0.0
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while True:
+            before_s = trio.current_time()
+            await trio.sleep(0.001)
+            longest_s = max(longest_s, trio.current_time() - before_s)
+
+    async with open_client(tmp_path, threads=Threads()) as (client, _), trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        started_s = trio.current_time()
+        text = "the cat " * 1_000_000
+        plain = await client.post("/v1/completions", json={"prompt": text})
+        chat = await client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": text}]}
+        )
+        assert trio.current_time() - started_s < 5
+        nursery.cancel_scope.cancel()
+    for answer in (plain, chat):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert longest_s < 1
+
+
+async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_path: Path) -> None:
+    """As Hypercorn tells it: a message, not a cancelled task."""
+    async with open_client(tmp_path) as (client, swarm):
+        engine = swarm.backbone.engine
+        n_tokens = 0
+        real = engine.step
+
+        async def counting(*args: Any, **options: Any) -> Any:
+            nonlocal n_tokens
+            n_tokens += 1
+            if n_tokens == 3:
+                gone.set()
+            return await real(*args, **options)
+
+        engine.step = counting  # type: ignore[method-assign]
+        gone = trio.Event()
+        messages: list[dict[str, Any]] = [
+            {
+                "type": "http.request",
+                "body": json.dumps({**ASK, "max_tokens": 50}).encode(),
+                "more_body": False,
+            }
+        ]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        transport = client._transport
+        assert isinstance(transport, httpx.ASGITransport)
+        scope: Any = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "headers": [(b"host", b"localhost")],
+            "query_string": b"",
+        }
+        app: Any = transport.app
+        await app(scope, receive, send)
+        assert n_tokens < 10
+        for _ in range(3):
+            assert (await client.post("/v1/completions", json=ASK)).status_code == 200

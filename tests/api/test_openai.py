@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import JSONResponse
 
 from swarmnode.api.openai import (
     ResponseForm,
@@ -58,10 +60,34 @@ def test_a_plain_request() -> None:
 def test_a_chat_request_joins_text_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = parse_chat_untrusted(
-        {"messages": [{"role": "user", "content": parts}], "max_completion_tokens": 5, "max_tokens": 4}
+        {"messages": [{"role": "user", "content": parts}], "max_completion_tokens": 5, "max_tokens": None}
     )
     assert asked.messages[0]["content"] == "ab"
     assert asked.max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("limits", "max_tokens"),
+    [
+        ({"max_tokens": 50, "max_completion_tokens": None}, 50),
+        ({"max_tokens": None, "max_completion_tokens": 50}, 50),
+        ({"max_tokens": 50, "max_completion_tokens": 50}, 50),
+        ({"max_tokens": 50}, 50),
+        ({"max_tokens": None, "max_completion_tokens": None}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_either_name_of_the_limit_counts(limits: dict[str, Any], max_tokens: int | None) -> None:
+    asked = parse_chat_untrusted({"messages": [{"role": "user", "content": "x"}], **limits})
+    assert asked.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize("other", [51, True, 50.0, "50", [50]])
+def test_two_limits_that_differ_are_refused(other: object) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(UsageError, match="max_completion_tokens differ"):
+        parse_chat_untrusted({"messages": messages, "max_tokens": 50, "max_completion_tokens": other})
 
 
 @pytest.mark.parametrize(
@@ -132,3 +158,10 @@ def test_forms_of_answers() -> None:
     assert plain.chunk("a", None, first=True)["choices"][0]["text"] == "a"
     assert plain.whole("a", "length", usage_of(1, 2))["object"] == "text_completion"
     assert error_object("m", "t", "c")["error"]["code"] == "c"
+
+
+@given(st.text(st.characters()) | st.text("\ud800\udfffx", max_size=5) | st.just("\ud800" * 10**6))
+def test_every_error_can_be_sent(message: str) -> None:
+    body = JSONResponse(error_object(message, "t")).body
+    assert len(body) < 50_000
+    assert json.loads(bytes(body))

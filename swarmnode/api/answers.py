@@ -1,0 +1,69 @@
+"""What goes wrong, as OpenAI's error objects: which error has which status, and that any of them can be sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from swarmnode.api.openai import error_object
+from swarmnode.errors import ContextFullError, SwarmError, UsageError
+
+log = logging.getLogger(__name__)
+
+WRONG = "invalid_request_error"
+
+
+def refusal(
+    status: int,
+    message: str,
+    kind: str = WRONG,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """An error object with its status."""
+    return JSONResponse(error_object(message, kind, code), status, headers)
+
+
+def explain(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and error object of what an answer ran into. What nobody foresaw is logged, and not told in detail."""
+    first = _first(error)
+    match first:
+        case ContextFullError():
+            return 400, error_object(str(first), WRONG, "context_length_exceeded")
+        case UsageError():
+            return 400, error_object(str(first), WRONG)
+        case SwarmError():
+            return 500, error_object(str(first), "server_error")
+    log.error("an answer failed", exc_info=error)
+    return 500, error_object("the backbone failed; its log says why", "server_error")
+
+
+def failure(error: Exception) -> Response:
+    """The answer that `explain` describes."""
+    status, body = explain(error)
+    return JSONResponse(body, status)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """For Starlette: no such route (404), or not with this method (405)."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code)
+    return refusal(error.status_code, f"{where}: {error.detail}", code=code, headers=error.headers)
+
+
+async def on_crash(request: Request, error: Exception) -> Response:
+    """For Starlette: whatever a route raised."""
+    return failure(error)
+
+
+def _first(error: Exception) -> Exception:
+    """The error itself, or the first one in a group of a nursery's."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,65 @@
+"""From a request's body to the token ids of its prompt. Blocks: 8 MB of text take seconds, so it runs on a thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+
+from swarmnode.api.openai import CompletionRequest
+from swarmnode.errors import ContextFullError, UsageError
+from swarmnode.models.chat import ChatTemplate
+from swarmnode.models.tokenizer import Tokenizer
+
+NFC_SHRINKS = 3
+"""The tokenizer composes characters first (NFC), which makes UTF-8 at most three times shorter: U+0390 in three
+characters of two bytes becomes one (the maximum over all characters; tests/api/test_prompts.py)."""
+
+
+class Prompts:
+    """The prompts of one model."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, n_ctx: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._n_ctx = n_ctx
+
+    def tokens(self, asked: CompletionRequest) -> list[int]:
+        """Token ids of the prompt, or of the messages through the template.
+
+        Raises ContextFullError for a text that cannot fit, before it is tokenized, and UsageError for one that the
+        template or the tokenizer refuses.
+        """
+        if asked.prompt is not None:
+            self._check_length(asked.prompt)
+            return self._tokenizer.encode(asked.prompt)
+        if self._template is None:
+            raise UsageError("this model has no chat template; use /v1/completions")
+        text = self._template.render(asked.messages, variables=asked.template_variables)
+        self._check_length(text)
+        return self._tokenizer.encode(text, parse_special=True)
+
+    @cached_property
+    def _max_bytes(self) -> int:
+        """More bytes of text than this are more than `n_ctx` tokens, whatever they are."""
+        tokenizer = self._tokenizer
+        longest = max(
+            len(tokenizer.token_bytes(token, render_special=True)) for token in range(tokenizer.n_vocab)
+        )
+        return self._n_ctx * longest * NFC_SHRINKS
+
+    def _check_length(self, text: str) -> None:
+        if len(text) > self._max_bytes or len(text.encode("utf-8", "surrogatepass")) > self._max_bytes:
+            raise ContextFullError(
+                f"a prompt of {len(text)} characters is more than {self._n_ctx} tokens, which is what the context "
+                "holds: shorten it or give the backbone a larger --context"
+            )
+
+
+def parse_body_untrusted(body: bytes, parse: Callable[[object], CompletionRequest]) -> CompletionRequest:
+    """The request in a body. Raises UsageError for what is not JSON, and what `parse` raises."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is not valid JSON: {error}") from error
+    return parse(value)

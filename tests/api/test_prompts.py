@@ -1,0 +1,60 @@
+"""Long prompts are refused by their length, and only those that cannot fit."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from swarmnode.api.openai import parse_chat_untrusted, parse_completion_untrusted
+from swarmnode.api.prompts import NFC_SHRINKS, Prompts
+from swarmnode.errors import ContextFullError, UsageError
+from swarmnode.models.tokenizer import Tokenizer
+from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
+from swarmnode.weights.catalog import bundled_model
+from swarmnode.weights.index import ModelIndex
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    with ModelIndex.open(path) as index:
+        return Tokenizer(index.metadata)
+
+
+def test_nfc_makes_no_character_shorter_than_we_say() -> None:
+    worst = 0.0
+    for number in range(0x110000):
+        if unicodedata.category(chr(number)) in ("Cs", "Cn"):
+            continue
+        composed = unicodedata.normalize("NFC", chr(number)).encode()
+        for text in (chr(number), unicodedata.normalize("NFD", chr(number))):
+            worst = max(worst, len(text.encode()) / len(composed))
+    assert worst == NFC_SHRINKS
+
+
+def test_what_fits_is_never_refused() -> None:
+    """A prompt of n_ctx times the longest token, spelt in the longest way."""
+    tokenizer = tokenizer_of(bundled_model())
+    longest = max(range(tokenizer.n_vocab), key=lambda token: len(tokenizer.token_bytes(token)))
+    for text in (tokenizer.decode([longest]) * 50, unicodedata.normalize("NFD", "\u0390") * 20):
+        tokens = tokenizer.encode(text)
+        prompts = Prompts(tokenizer, None, n_ctx=len(tokens))
+        assert prompts.tokens(parse_completion_untrusted({"prompt": text})) == tokens
+
+
+@pytest.mark.parametrize("text", ["a" * 10**6, "\u4e00" * 10**6, "\ud800" * 10**6])
+def test_what_cannot_fit_is_refused_untokenized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    tokenizer = tokenizer_of(write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel()))
+    monkeypatch.delattr(Tokenizer, "encode")
+    with pytest.raises(ContextFullError, match="a prompt of 1000000 characters is more than 64 tokens"):
+        Prompts(tokenizer, None, 64).tokens(parse_completion_untrusted({"prompt": text}))
+
+
+def test_chat_needs_a_template(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel()))
+    with pytest.raises(UsageError, match="no chat template"):
+        Prompts(tokenizer, None, 64).tokens(
+            parse_chat_untrusted({"messages": [{"role": "user", "content": "x"}]})
+        )
