@@ -13,6 +13,9 @@ from swarmnode.errors import StoreError
 PARTIAL_SUFFIX = ".partial"
 """Of a file that is being written; whoever finds one after a crash may delete it."""
 
+CAN_SYNC_FOLDERS = os.name == "posix"
+"""Windows opens no folder as a file; NTFS journals a rename by itself."""
+
 
 def store_error(folder: Path, error: OSError) -> StoreError:
     """The error for a cache folder in which something failed."""
@@ -45,7 +48,8 @@ def replacing(path: Path) -> Iterator[Path]:
             yield partial
             _sync(partial)
             os.replace(partial, path)
-            _sync(path.parent)
+            if CAN_SYNC_FOLDERS:
+                _sync_folder(path.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -59,6 +63,12 @@ def _partial(path: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
+    with path.open("r+b") as file:  # Windows flushes only what may be written
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename in it survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

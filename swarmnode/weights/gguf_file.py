@@ -110,11 +110,8 @@ def _map(path: Path) -> mmap.mmap:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ModelFileError(f"{path}: not a regular file")
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+        with path.open("rb", buffering=0) as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise ModelFileError(f"{path}: no such file") from error
     except ValueError as error:  # mmap of an empty file

@@ -238,7 +238,7 @@ def _try_slot(slot: Path) -> int | None:
     """The descriptor that locks the slot, or None if another process has it or has just deleted it. OSError."""
     path = slot / "lock"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except FileNotFoundError:
         return None
     try:
