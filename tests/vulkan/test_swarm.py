@@ -1,4 +1,4 @@
-"""A worker on Vulkan beside a worker on the CPU, real processes: the answers of neither."""
+"""A worker on Vulkan beside a worker on the CPU, real processes: the answers are those without workers."""
 
 from __future__ import annotations
 
