@@ -18,6 +18,7 @@ from swarmnode.api import serve as api_serve
 from swarmnode.api.app import Served, build_app
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
+from swarmnode.config import ApiConfig
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.models.base import Model
@@ -134,7 +135,7 @@ async def _serve_model(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_on_signal, nursery.cancel_scope)
             places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery)
-            await nursery.start(api_serve.run, _app(backbone, index), api_listener)
+            await nursery.start(api_serve.run, _app(backbone, index, options.config.api), api_listener)
             report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
             task_status.started()
 
@@ -160,12 +161,19 @@ async def start_backbone(
     return tuple(PeerAddress(key.node_id, host, port) for host, port in places)
 
 
-def _app(backbone: Backbone, index: ModelIndex) -> Starlette:
+def _app(backbone: Backbone, index: ModelIndex, config: ApiConfig) -> Starlette:
     engine = backbone.engine
     template = template_of(index.metadata, engine.tokenizer)
-    return build_app(
-        Served(engine, backbone.manifest.name, template, backbone.state.as_dict, int(time.time()))
+    served = Served(
+        engine,
+        backbone.manifest.name,
+        template,
+        backbone.state.as_dict,
+        int(time.time()),
+        Threads(config.prompt_threads),
+        config,
     )
+    return build_app(served)
 
 
 def load_model(options: BackboneOptions, index: ModelIndex, device: Device) -> tuple[Model, ExpertBank]:
