@@ -1,0 +1,195 @@
+"""The order of computing, what is admitted, and that nothing cancelled is ever computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import pytest
+import trio
+import trio.testing
+
+from swarmnode.config import ServeConfig
+from swarmnode.errors import DeviceError, RequestRefusedError
+from swarmnode.services.job_queue import JobQueue
+
+T = TypeVar("T")
+CONFIG = ServeConfig(max_queued_pairs=1000, small_pairs=64, small_before_large=3)
+
+
+class Held:
+    """A runner that computes one job whenever `step` is called, and would notice a second one beside it."""
+
+    def __init__(self) -> None:
+        self._may_go, self._go = trio.open_memory_channel[None](100)
+        self._running = False
+
+    async def run(self, function: Callable[[], T]) -> T:
+        assert not self._running, "one at a time"
+        self._running = True
+        try:
+            await self._go.receive()
+            return function()
+        finally:
+            self._running = False
+
+    async def step(self, n_jobs: int = 1) -> None:
+        for _ in range(n_jobs):
+            self._may_go.send_nowait(None)
+            await trio.testing.wait_all_tasks_blocked()
+
+
+class Bench:
+    """A queue whose jobs leave their names in `done`."""
+
+    def __init__(self, config: ServeConfig = CONFIG) -> None:
+        self.runner = Held()
+        self.queue = JobQueue(self.runner, config)
+        self.done: list[str] = []
+
+    async def job(self, name: str, n_pairs: int, owner: str = "me") -> None:
+        await self.queue.run(owner, n_pairs, partial(self.done.append, name))
+
+    async def start(self, nursery: trio.Nursery, *jobs: tuple[str, int]) -> None:
+        for number, (name, n_pairs) in enumerate(jobs):
+            nursery.start_soon(self.job, name, n_pairs, f"owner {number}")
+            await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_small_jobs_go_before_large_ones() -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.start(nursery, ("A", 500), ("B", 65), ("c", 64), ("D", 100), ("e", 1))
+        assert bench.queue.queued_pairs == 730
+        await bench.runner.step(5)
+    assert bench.done == ["A", "c", "e", "B", "D"]
+    assert bench.queue.queued_pairs == 0
+
+
+async def test_a_large_job_is_not_starved() -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.start(nursery, *((letter, 1) for letter in "abcdefg"), ("H", 100), ("I", 100))
+        await bench.runner.step(9)
+    assert bench.done == list("abcdHefgI")
+
+
+async def test_a_job_cancelled_before_its_turn_is_never_computed() -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.start(nursery, ("a", 1))
+        async with trio.open_nursery() as impatient:
+            await bench.start(impatient, ("b", 2), ("C", 100))
+            impatient.cancel_scope.cancel()
+        assert bench.queue.queued_pairs == 1
+        await bench.start(nursery, ("d", 1))
+        await bench.runner.step(2)
+    assert bench.done == ["a", "d"]
+
+
+async def test_a_job_cancelled_while_it_has_the_turn_passes_it_on() -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as impatient:
+            await bench.start(impatient, ("a", 1))
+            await bench.start(nursery, ("b", 1), ("c", 1))
+            impatient.cancel_scope.cancel()
+        await bench.runner.step(2)
+    assert bench.done == ["b", "c"]
+    assert bench.queue.queued_pairs == 0
+
+
+async def test_a_job_cancelled_in_the_instant_its_turn_comes_passes_it_on() -> None:
+    bench = Bench()
+    scope = trio.CancelScope()
+
+    async def cancelled() -> None:
+        with scope:
+            await bench.job("b", 1)
+
+    async with trio.open_nursery() as nursery:
+        # Cancels "b" while "a" still has the turn; "a" then gives it to "b", which has not run since.
+        nursery.start_soon(bench.queue.run, "me", 1, scope.cancel)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(cancelled)
+        await trio.testing.wait_all_tasks_blocked()
+        await bench.start(nursery, ("c", 1))
+        await bench.runner.step(2)
+    assert scope.cancelled_caught
+    assert bench.done == ["c"]
+    assert bench.queue.queued_pairs == 0
+
+
+async def test_a_job_that_fails_passes_the_turn_on() -> None:
+    bench = Bench()
+
+    def fail() -> None:
+        raise DeviceError("broken")
+
+    async def failing() -> None:
+        with pytest.raises(DeviceError):
+            await bench.queue.run("me", 5, fail)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(failing)
+        await trio.testing.wait_all_tasks_blocked()
+        await bench.start(nursery, ("b", 1))
+        await bench.runner.step(2)
+    assert bench.done == ["b"]
+    assert bench.queue.queued_pairs == 0
+
+
+async def test_one_owner_fills_half_of_the_queue() -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.job, "A", 300, "me")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RequestRefusedError, match="300 of them yours") as caught:
+            await bench.job("B", 201, "me")
+        assert caught.value.code == "busy"
+        nursery.start_soon(bench.job, "C", 200, "me")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(bench.job, "D", 500, "other")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RequestRefusedError, match="busy"):
+            await bench.job("E", 65, "third")
+        nursery.start_soon(bench.job, "f", 8, "third")  # decode is not refused because prompts wait
+        await trio.testing.wait_all_tasks_blocked()
+        await bench.runner.step(4)
+    assert bench.done == ["A", "f", "C", "D"]
+
+
+async def test_what_cannot_be_done_in_time_is_refused() -> None:
+    bench = Bench(replace(CONFIG, max_queue_s=2.0))
+    bench.queue._recent_s, bench.queue._recent_pairs = 1.0, 100.0
+    assert bench.queue.pair_s == 0.01
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.job, "A", 500, "me")  # nobody before it: taken
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RequestRefusedError) as caught:
+            await bench.job("B", 65, "other")
+        assert caught.value.retry_after_ms == 5000
+        nursery.start_soon(bench.job, "c", 64, "other")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RequestRefusedError):
+            await bench.job("d", 64, "other")
+        await bench.runner.step(2)
+    assert bench.done == ["A", "c"]
+    assert bench.queue.pair_s < 0.01, "it learns from what was computed"
+
+
+async def test_the_seconds_are_those_of_the_function_alone() -> None:
+    bench = Bench()
+    spent: list[float] = []
+
+    async def job() -> None:
+        spent.append((await bench.queue.run("me", 1, lambda: None))[1])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(job)
+        await trio.sleep(100)  # of the mock clock, in the queue
+        await bench.runner.step(3)
+    assert 0 <= max(spent) < 1
