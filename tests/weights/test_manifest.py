@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,12 +173,12 @@ CHANGES: dict[str, Callable[[list[Any]], object]] = {
     "metadata_unsorted": lambda f: f[METADATA].reverse(),
     "metadata_type": setter(METADATA, 0, 1, 13),
     "metadata_nested": setter(METADATA, 0, 1, 9),
-    "metadata_range": lambda f: f[METADATA].append(["z", 0, None, 256]),
-    "metadata_item_type": lambda f: f[METADATA].append(["z", 4, 4, 1]),
-    "metadata_array_empty": lambda f: f[METADATA].append(["z", 9, 4, []]),
-    "metadata_array_long": lambda f: f[METADATA].append(["z", 9, 4, [1] * 2000]),
-    "metadata_array_mixed": lambda f: f[METADATA].append(["z", 9, 4, [1, "x"]]),
-    "metadata_float": lambda f: f[METADATA].append(["z", 6, None, 1]),
+    "metadata_range": lambda f: f[METADATA].append(["qwen35moe.z", 0, None, 256]),
+    "metadata_item_type": lambda f: f[METADATA].append(["qwen35moe.z", 4, 4, 1]),
+    "metadata_array_empty": lambda f: f[METADATA].append(["qwen35moe.z", 9, 4, []]),
+    "metadata_array_long": lambda f: f[METADATA].append(["qwen35moe.z", 9, 4, [1] * 2000]),
+    "metadata_array_mixed": lambda f: f[METADATA].append(["qwen35moe.z", 9, 4, [1, "x"]]),
+    "metadata_float": lambda f: f[METADATA].append(["qwen35moe.z", 6, None, 1]),
     "layer_twice": lambda f: f[LAYERS].append(f[LAYERS][-1]),
     "layers_unsorted": lambda f: f[LAYERS].reverse(),
     "layer_outside": setter(LAYERS, 0, 0, 99),
@@ -195,6 +196,27 @@ CHANGES: dict[str, Callable[[list[Any]], object]] = {
     "rows_2_31": setter(LAYERS, 0, 2, 0, 3, 2**31),
     "hashes_short": setter(LAYERS, 0, 2, 0, 4, b"\0" * 31),
     "hashes_text": setter(LAYERS, 0, 2, 0, 4, "x" * 192),
+    "n_expert_used_0": setter(7, 0),
+    "n_embd_2_17": setter(4, 2**17),
+    "n_embd_2_20": setter(4, 2**20),
+    "n_ff_2_20": setter(LAYERS, 0, 1, 2**20),
+    "no_layers": setter(LAYERS, []),
+    "architecture_empty": setter(2, ""),
+    "architecture_escapes": setter(2, "\x1b[31m"),
+    "architecture_of_our_keys": setter(2, "swarmnode"),
+    "metadata_of_a_shard": lambda f: f[METADATA].append(["swarmnode.layers", 4, None, 1]),
+    "metadata_of_a_split": lambda f: f[METADATA].append(["split.count", 2, None, 1]),
+    "metadata_tokenizer": lambda f: f[METADATA].append(["tokenizer.ggml.bos_token_id", 4, None, 1]),
+    "metadata_alignment": lambda f: f[METADATA].insert(0, ["general.alignment", 4, None, 3]),
+    "metadata_architecture": lambda f: f[METADATA].insert(0, ["general.architecture", 8, None, "llama"]),
+    "metadata_key_empty": lambda f: f[METADATA].insert(0, ["", 4, None, 1]),
+    "metadata_key_escapes": lambda f: f[METADATA].insert(0, ["general.\x1b", 4, None, 1]),
+    "metadata_f32_too_large": lambda f: f[METADATA].append(["qwen35moe.z", 6, None, 1e300]),
+    "metadata_f32_too_exact": lambda f: f[METADATA].append(["qwen35moe.z", 6, None, 0.1]),
+    "metadata_strings": lambda f: f[METADATA].append(["qwen35moe.z", 9, 8, ["a"]]),
+    "type_removed": setter(LAYERS, 0, 2, 0, 1, 4),
+    "type_only_inside_ggml": setter(LAYERS, 0, 2, 0, 1, 15),
+    "type_2_32": setter(LAYERS, 0, 2, 0, 1, 2**32),
     "dense_short": setter(DENSE, b"\0" * 31),
     "field_missing": lambda f: f.pop(),
     "field_more": lambda f: f.append(0),
@@ -206,6 +228,27 @@ def test_changed_manifests_are_refused_even_under_their_own_hash(case: str, mani
     with pytest.raises(ProtocolError) as caught:
         decode_changed(manifest, CHANGES[case])
     assert caught.value.code == "bad_manifest"
+
+
+def test_metadata_that_belongs_there_is_taken(manifest: Manifest) -> None:
+    """The cases above are refused for what is wrong with them, not for their place."""
+    decode_changed(manifest, lambda f: f[METADATA].append(["qwen35moe.z", 6, None, 0.5]))
+    decode_changed(manifest, lambda f: f[METADATA].append(["qwen35moe.z", 9, 4, [1, 2]]))
+    decode_changed(manifest, lambda f: f[METADATA].insert(0, ["general.a", 8, None, "x"]))
+
+
+def test_a_bomb_of_tiny_arrays_is_refused_before_it_unfolds() -> None:
+    """16 MiB that would become a gigabyte of objects."""
+    inner = b"\xdc\x04\x00" + b"\x91\x00" * 1024
+    data = b"\xdc\x03\xe8" + (b"\xdc\x00\x08" + inner * 8) * 1000
+    assert 0.97 * MAX_MANIFEST_BYTES < len(data) < MAX_MANIFEST_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="too many items"):
+            Manifest.decode_untrusted(data, hashlib.sha256(data).digest())
+        assert tracemalloc.get_traced_memory()[1] < 40 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
 
 
 def test_unchanged_manifest_is_taken(manifest: Manifest) -> None:

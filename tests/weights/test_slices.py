@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import UsageError
-from swarmnode.weights.slices import ExpertRange, holdings_of, merge_pairs, parse_span, ranges_of
+from swarmnode.weights.slices import (
+    ExpertRange,
+    holdings_of,
+    merge_pairs,
+    overlapping,
+    parse_span,
+    ranges_of,
+)
 
+RANGES = st.lists(
+    st.builds(ExpertRange, st.integers(0, 3), st.integers(0, 20), st.integers(1, 5)), max_size=6
+)
 PAIRS = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 20)))
 
 
@@ -27,6 +37,22 @@ def test_holdings_and_ranges_are_inverse(pairs: set[tuple[int, int]]) -> None:
     holdings = holdings_of(merge_pairs(pairs))
     assert ranges_of(holdings) == merge_pairs(pairs)
     assert {(layer, expert) for layer, held in holdings.items() for expert in held} == pairs
+
+
+@given(RANGES)
+def test_overlaps_are_found_without_looking_at_experts(ranges: list[ExpertRange]) -> None:
+    pairs = [(item.layer, expert) for item in ranges for expert in item.experts]
+    found = overlapping(ranges)
+    assert (found is not None) == (len(set(pairs)) < len(pairs))
+    assert found is None or found in ranges
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 9))
+def test_pieces_are_the_same_experts(first: int, count: int, most: int) -> None:
+    pieces = ExpertRange(3, first, count).pieces(most)
+    assert [expert for piece in pieces for expert in piece.experts] == list(range(first, first + count))
+    assert all(piece.count == most for piece in pieces[:-1])
+    assert 1 <= pieces[-1].count <= most
 
 
 def test_overlapping_ranges_merge() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.errors import BadReplyError, StoreError
+from swarmnode.errors import BadReplyError, ModelFileError, StoreError, UnsupportedModelError
 from swarmnode.weights import store as store_module
+from swarmnode.weights.file_lock import try_lock
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange
@@ -261,3 +262,127 @@ def test_file_size_limit_while_writing_shows_nothing(store: SliceStore, mixed: M
     assert not [name for name in files(store) if not name.endswith(".slab")]
     store.commit(FIRST)
     assert store.held() == (FIRST,)
+
+
+# ---- slots that nobody uses
+
+
+def other_model(manifest: Manifest, name: str) -> Manifest:
+    return replace(manifest, name=name)
+
+
+def fill(cache: Path, manifest: Manifest, index: ModelIndex, opened_s: int) -> Path:
+    """A slot with one range that a process left at that time; its folder."""
+    with SliceStore(cache, manifest) as store:
+        add(store, index, FIRST)
+        store.commit(FIRST)
+        folder = store.folder
+    os.utime(folder, (opened_s, opened_s))
+    return folder
+
+
+def test_slots_of_other_models_are_deleted_oldest_first(
+    mixed: ModelIndex, manifest: Manifest, tmp_path: Path
+) -> None:
+    """Or the cache grows with every model that was ever joined."""
+    names = ["third", "first", "second"]
+    slots = [
+        fill(tmp_path, other_model(manifest, name), mixed, opened_s)
+        for name, opened_s in zip(names, (3000, 1000, 2000), strict=True)
+    ]
+    with SliceStore(tmp_path, manifest) as store:
+        add(store, mixed, SECOND)
+        store.commit(SECOND)
+        n_bytes = sum(path.stat().st_size for path in slots[0].glob("*.gguf"))
+        for limit_bytes, left in ((3 * n_bytes, 3), (3 * n_bytes - 1, 2), (n_bytes, 1), (n_bytes - 1, 0)):
+            store.prune(limit_bytes)
+            assert [slot.exists() for slot in (slots[0], slots[2], slots[1])] == [
+                number < left for number in range(3)
+            ]
+        assert store.held() == (SECOND,)
+        assert [path.name for path in (tmp_path / "slices").iterdir()] == [store.folder.parent.name]
+
+
+def test_other_models_go_before_other_slots_of_this_one(
+    mixed: ModelIndex, manifest: Manifest, tmp_path: Path
+) -> None:
+    with SliceStore(tmp_path, manifest) as first:
+        with SliceStore(tmp_path, manifest) as second:
+            add(second, mixed, SECOND)
+            second.commit(SECOND)
+        same = second.folder
+        os.utime(same, (1000, 1000))
+        other = fill(tmp_path, other_model(manifest, "other"), mixed, 2000)
+        n_bytes = sum(path.stat().st_size for path in same.glob("*.gguf"))
+        first.prune(n_bytes)
+        assert (same.exists(), other.exists()) == (True, False)
+        first.prune(n_bytes - 1)
+        assert not same.exists()
+
+
+def test_slots_in_use_are_never_touched(mixed: ModelIndex, manifest: Manifest, tmp_path: Path) -> None:
+    with (
+        SliceStore(tmp_path, manifest) as store,
+        SliceStore(tmp_path, manifest) as same,
+        SliceStore(tmp_path, other_model(manifest, "other")) as other,
+    ):
+        for used in (same, other):
+            add(used, mixed, FIRST)
+            used.commit(FIRST)
+        store.prune(0)
+        for used in (same, other):
+            assert files(used) == ["layer-0-experts-1-to-2.gguf"]
+            assert used.read_slab(0, 1, "ffn_up_exps") == mixed.slab(0, 1, "ffn_up_exps")
+
+
+def test_a_slot_deleted_while_another_process_opens_it_is_not_shared(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a deleted file locks nothing: whoever gets it takes another slot."""
+
+    def deleted_before(descriptor: int) -> bool:
+        monkeypatch.setattr(store_module, "try_lock", try_lock)
+        (lock,) = tmp_path.rglob("lock")
+        lock.unlink()
+        return try_lock(descriptor)
+
+    monkeypatch.setattr(store_module, "try_lock", deleted_before)
+    with SliceStore(tmp_path, manifest) as store, SliceStore(tmp_path, manifest) as other:
+        assert store.folder != other.folder
+        assert (store.folder / "lock").exists()
+
+
+def test_slots_that_cannot_be_deleted_do_no_harm(
+    mixed: ModelIndex,
+    manifest: Manifest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slot = fill(tmp_path, other_model(manifest, "other"), mixed, 1000)
+    (slot.parent / "slot-77").touch()
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with SliceStore(tmp_path, manifest) as store, monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        store.prune(0)
+    assert slot.exists()
+    assert "Read-only file system" in caplog.text
+    with SliceStore(tmp_path, other_model(manifest, "other")) as again:
+        assert again.held() == (FIRST,)
+
+
+def test_a_shard_that_cannot_be_read_back_is_the_models_fault(
+    store: SliceStore, mixed: ModelIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise ModelFileError(f"{path}: odd metadata")
+
+    add(store, mixed, FIRST)
+    monkeypatch.setattr(store_module, "ShardFile", refuse)
+    with pytest.raises(UnsupportedModelError, match="odd metadata"):
+        store.commit(FIRST)
+    assert store.held() == ()
+    assert not [name for name in files(store) if name.endswith(".gguf")]
