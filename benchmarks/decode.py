@@ -19,6 +19,7 @@ import json
 import os
 import statistics
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,8 @@ import numpy as np
 import trio
 
 from benchmarks.bench_swarm import BenchSwarm, open_bench_swarm
+from benchmarks.machine import busy_s, cpu_s, memory_of
 from benchmarks.stopwatch import Stopwatch, Times
-from benchmarks.worker_memory import memory_of
 from swarmnode.services.account import Account
 from swarmnode.services.engine import Engine
 from swarmnode.services.remote_experts import EXACT, WireForm
@@ -39,6 +40,8 @@ from swarmnode.weights.manifest import Manifest
 FORMS = (WireForm(), EXACT)
 N_WORKERS = 2
 PEER_PYTHON = Path(__file__).parent.parent / ".venv-bench" / "bin" / "python"
+QUIET_CORES = 0.05
+"""Threads of a graph meet after every operation: a neighbour that takes a part of one core stops them all."""
 LOCAL_TARGET_US, REMOTE_TARGET_US = 60.0, 500.0
 
 
@@ -66,6 +69,7 @@ class Peer:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        self.pid = self._process.pid
         self.version: str = self._read()["version"]
         self.peak_bytes = 0
 
@@ -132,13 +136,16 @@ async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
         for name, peer in peers.items():
             turns[name] = partial(trio.to_thread.run_sync, peer.ask, prompt, options.tokens)
         samples: dict[str, list[Sample]] = {name: [] for name in turns}
+        pids = [os.getpid(), *(node.pid for node in swarm.workers), *(peer.pid for peer in peers.values())]
         with watch.running():
             for turn in turns.values():
                 await turn()  # builds graphs, pages the file in
+            began = (time.perf_counter(), busy_s() - cpu_s(pids))
             for _ in range(options.rounds):
                 for name, turn in turns.items():
                     samples[name].append(await turn())
-        print_head(options, swarm.backbone.manifest)
+            others = (busy_s() - cpu_s(pids) - began[1]) / (time.perf_counter() - began[0])
+        print_head(options, swarm.backbone.manifest, others)
         print_table(samples, swarm.backbone.manifest.n_layer)
         print_swarm(samples, swarm, peers)
 
@@ -149,12 +156,13 @@ async def _our_turn(
     return await ask(swarm.engine(form), watch, prompt, n_tokens)
 
 
-def print_head(options: argparse.Namespace, manifest: Manifest) -> None:
-    """What was measured."""
-    load = os.getloadavg()[0]
+def print_head(options: argparse.Namespace, manifest: Manifest, others: float) -> None:
+    """What was measured, and how many cores processes that are not ours kept busy meanwhile."""
     print(
         f"{manifest.name}: {manifest.n_layer} layers, {manifest.n_expert} experts each; {options.threads} threads; "
-        f"medians of {options.rounds} rounds of {options.tokens} tokens after {options.prompt}; load {load:.1f}"
+        f"medians of {options.rounds} rounds of {options.tokens} tokens after {options.prompt}\n"
+        f"other processes used {others:.2f} of {os.cpu_count()} cores"
+        + ("" if others < QUIET_CORES else ": NOISY, the figures say little")
     )
 
 

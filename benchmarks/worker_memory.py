@@ -25,6 +25,7 @@ import httpx
 import trio
 
 from benchmarks.big_model import big_model, write_big_model
+from benchmarks.machine import memory_of
 from swarmnode.cli.processes import NodeProcess, start_node
 from swarmnode.cli.sizes import parse_bytes
 
@@ -48,14 +49,6 @@ class Life:
     """VmPeak."""
     pairs: int
     """(row, expert) pairs that it computed."""
-
-
-def memory_of(pid: int) -> dict[str, int]:
-    """The Vm* and Rss* lines of /proc/PID/status, in bytes."""
-    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {
-        words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if words[0].startswith(("Vm", "Rss"))
-    }
 
 
 def small_big_model(folder: Path) -> Path:

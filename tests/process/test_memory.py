@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.worker_memory import OVERHEAD_BYTES, measure, memory_of, small_big_model
+from benchmarks.machine import memory_of
+from benchmarks.worker_memory import OVERHEAD_BYTES, measure, small_big_model
 from tests.process.kit import open_real_swarm
 
 pytestmark = pytest.mark.real_time
