@@ -61,7 +61,8 @@ class Contacts:
             if is_well and trio.current_time() - started_s >= delay_s:
                 delay_s = self._config.redial_min_s
             pause_s = self._rng.uniform(0.5, 1.0) * delay_s
-            self._report(Waiting(f"{address.host} port {address.port}: {reason}", pause_s))
+            place = f"{address.host} port {address.port}"
+            self._report(Waiting(reason if reason.startswith(place) else f"{place}: {reason}", pause_s))
             await trio.sleep(pause_s)
             delay_s = min(2 * delay_s, self._config.redial_max_s)
 
