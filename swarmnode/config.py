@@ -105,9 +105,9 @@ class DispatchConfig:
     probe_tick_s: float = 1.0
     """How often a worker is looked at."""
     probe_timeout_s: float = 2.0
-    min_cosine: float = 0.995
-    """A probe's or an audited row against the local replica: devices that compute K-quants with float or 8-bit
-    activations differ by 3e-4, a wrong expert or noise by about 1."""
+    max_row_error: float = 0.1
+    """A probe's or an audited row against the local replica, |difference| / |row|: devices that compute K-quants with
+    float or 8-bit activations differ by 0.03 (cosine 0.9996), a wrong expert or noise by about 1."""
     grace_s: float = 60.0
     """How long the holdings of a worker that has not (or no longer) proven itself count as replicas."""
     quarantine_s: float = 3600.0
@@ -152,7 +152,7 @@ class ServeConfig:
     """Longest estimated wait that is accepted: a slow worker takes fewer pairs than max_queued_pairs. One peer may fill
     half of the queue."""
     small_pairs: int = 64
-    """Requests of up to so many pairs (decode, probes) are computed before larger ones (prompts): 8 rows of 8 experts."""
+    """Requests of up to so many pairs (decode, probes) are computed before larger ones: 8 rows of 8 experts."""
     small_before_large: int = 8
     """After so many small ones in a row a waiting large one has its turn: 20 ms of small ones to 70 ms at most."""
     max_work_bytes: int = 64 * MIB

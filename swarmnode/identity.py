@@ -122,7 +122,11 @@ class NodeKey:
         Raises StoreError, which names the file, if it cannot be read or written, holds something else or is readable
         by others.
         """
-        if not path.exists():
+        try:
+            exists = path.exists()
+        except OSError as error:  # a name too long for the file system
+            raise StoreError(f"{path} cannot be used: {error.strerror}") from error
+        if not exists:
             _create_key_file(path)
         return cls(_read_key_file(path))
 

@@ -1,7 +1,7 @@
 """What verbs share: options, the exit codes, and turning errors into one clear line.
 
-Exit codes: 0 all went well; 1 something failed (the line says what and what to do); 2 wrong usage (click's own);
-130 stopped by Ctrl-C.
+Exit codes: 0 all went well (so ends a backbone or worker that was stopped by Ctrl-C or SIGTERM); 1 something failed
+(the line says what and what to do); 2 wrong usage (click's own); 130 any other command was stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,15 +32,28 @@ DEFAULT_SWARM_PORT = 4790
 DEFAULT_API = "127.0.0.1:8790"
 
 
+def visible(text: str, keep: str = "") -> str:
+    """`text` with control characters made visible, except those in `keep`.
+
+    Names and reasons come from files and peers: none of them may move the cursor or look like a line of ours.
+    """
+    return "".join(
+        character
+        if character in keep or unicodedata.category(character) not in ("Cc", "Cs")
+        else ascii(character)[1:-1]
+        for character in text
+    )
+
+
 def say(text: str = "") -> None:
     """Print a line for the person, at once even into a pipe."""
-    click.echo(text)
+    click.echo(visible(text))
     sys.stdout.flush()
 
 
 def complain(text: str) -> None:
-    """Print a line about a problem to standard error."""
-    click.echo(text, err=True)
+    """Print a line (or a list) about a problem to standard error."""
+    click.echo(visible(text, keep="\n"), err=True)
 
 
 def home_option(function: Callable[..., Any]) -> Callable[..., Any]:

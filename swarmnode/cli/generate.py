@@ -10,9 +10,10 @@ from typing import Any
 import click
 import httpx
 
-from swarmnode.cli.common import DEFAULT_API, clear_errors, complain
+from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.errors import ConnectionLostError, UsageError
+from swarmnode.models.sampling import SamplingParams
 
 
 @click.command("generate")
@@ -31,31 +32,43 @@ from swarmnode.errors import ConnectionLostError, UsageError
 @click.option("--chat", is_flag=True, help="Put the prompt as a question through the chat template.")
 @click.option("--quiet", is_flag=True, help="Only the text: no line about the swarm.")
 @clear_errors
-def command(
-    prompt: str, api: str, max_tokens: int, chat: bool, quiet: bool, **sampling: float | None
-) -> None:
+def command(prompt: str, api: str, max_tokens: int, chat: bool, quiet: bool, **sampling: Any) -> None:
     """Continue PROMPT with a running backbone ("-" reads it from standard input).
 
     \b
     Example: swarmnode generate "It was a cold morning" --max-tokens 64
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _prompt_text(prompt)
+    SamplingParams(
+        **{name: value for name, value in sampling.items() if value is not None}
+    )  # refuses what is wrong
     body: dict[str, Any] = {"max_tokens": max_tokens, "stream": True}
     body |= {name: value for name, value in sampling.items() if value is not None}
     body |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     swarm: dict[str, Any] = {}
     for piece in stream_completion(api, body, chat=chat):
         swarm = piece.get("swarm", swarm)
-        click.echo(piece_text(piece), nl=False)
+        answer = piece_text(piece)
+        click.echo(visible(answer, keep="\n\t") if sys.stdout.isatty() else answer, nl=False)
         sys.stdout.flush()
     click.echo()
     if not quiet:
         complain(swarm_line(swarm))
 
 
+def _prompt_text(prompt: str) -> str:
+    """The prompt, or standard input for "-"; UsageError if it is not valid text."""
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise UsageError("the prompt is not valid UTF-8 text") from error
+    return text
+
+
 def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator[dict[str, Any]]:
     """The JSON pieces of a streamed answer; raises UsageError or ConnectionLostError with what to do."""
-    base = api if api.startswith("http") else f"http://{api}"
+    base = _base_url(api)
     url = f"{base}/v1/{'chat/' if chat else ''}completions"
     timeout = httpx.Timeout(10.0, read=None)  # prefill of a long prompt may take minutes
     try:
@@ -67,12 +80,23 @@ def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator
                 response.read()
                 raise UsageError(_error_message(response))
             yield from _pieces(response)
-    except httpx.ConnectError as error:
+    except (httpx.ConnectError, UnicodeError) as error:
         raise ConnectionLostError(
             f"no backbone answers at {base} ({error}); start one with `swarmnode backbone`, or give --api"
         ) from error
     except httpx.HTTPError as error:
         raise ConnectionLostError(f"the answer of {base} broke off: {error}") from error
+
+
+def _base_url(api: str) -> str:
+    """`host:port` or a URL as the beginning of a URL; UsageError if it cannot be one."""
+    base = api if api.startswith(("http://", "https://")) else f"http://{api}"
+    try:
+        if httpx.URL(base).host:
+            return base.rstrip("/")
+    except (httpx.InvalidURL, UnicodeError):
+        pass
+    raise UsageError(f"{api!r} is no address of an API; write HOST:PORT, for example {DEFAULT_API}")
 
 
 def _pieces(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ def command(home: Path | None) -> None:
     Example: swarmnode identity --home ./node1
     """
     folders = folders_of(home)
-    existed = folders.key_file.exists()
+    existed = os.path.exists(folders.key_file)  # Path.exists raises for a name too long
     key = NodeKey.load_or_create(folders.key_file)
     say(f"node id   {key.node_id}")
     say(f"key file  {folders.key_file}{'' if existed else '  (new)'}")

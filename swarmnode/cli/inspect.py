@@ -29,7 +29,7 @@ def command(model: str | None, as_json: bool) -> None:
     with ModelIndex.open(resolve_model(model)) as index:
         description = describe(index)
     if as_json:
-        say(json.dumps(_plain(description), indent=1))
+        click.echo(json.dumps(_plain(description), indent=1))
     else:
         _print(description)
 

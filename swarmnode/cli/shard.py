@@ -13,7 +13,6 @@ from swarmnode.errors import UsageError
 from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
-from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.parts import split_name
 from swarmnode.weights.shard import write_shard
 from swarmnode.weights.slices import ExpertRange, parse_span
@@ -35,27 +34,36 @@ def command(model: str, layers: str, experts: str, output: Path, home: Path | No
     wanted_layers, wanted_experts = parse_span(layers), parse_span(experts)
     if split_name(output.name) is not None:
         raise UsageError(f"{output.name} looks like a part of a split model; choose another name")
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{output} is not a file; choose another name")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {output.absolute().parent}; make it first")
     with ModelIndex.open(resolve_model(model)) as index:
+        _check_span(index, wanted_layers, wanted_experts)
         if output.resolve() in {path.resolve() for path in index.paths}:
             raise UsageError(f"{output} is the model itself; choose another name")
         progress = Progress("hashing the model")
         manifest = load_or_build_manifest(index, folders_of(home).cache, progress.update)
         progress.close()
         ranges = [ExpertRange(layer, wanted_experts.start, len(wanted_experts)) for layer in wanted_layers]
-        for item in ranges:
-            _check(manifest, item)
         write_shard(output, index, manifest, ranges)
     count = len(ranges) * len(wanted_experts)
     say(f"{output}: {count} experts, {format_bytes(output.stat().st_size)}")
 
 
-def _check(manifest: Manifest, item: ExpertRange) -> None:
-    if item.layer not in manifest.layers:
-        known = sorted(manifest.layers)
+def _check_span(index: ModelIndex, layers: range, experts: range) -> None:
+    """UsageError unless every wanted layer has routed experts, and those experts; before anything is hashed."""
+    known = sorted(index.expert_layers)
+    if (
+        layers.start not in index.expert_layers
+        or layers.stop > known[-1] + 1
+        or not set(layers) <= set(known)
+    ):
         raise UsageError(
-            f"{manifest.name} has no routed experts in layer {item.layer}; they are in layers {known[0]} to {known[-1]}"
+            f"not all of layers {layers.start} to {layers.stop - 1} have routed experts; "
+            f"layers {known[0]} to {known[-1]} do"
         )
-    if item.stop > manifest.n_expert:
+    if experts.stop > index.n_expert:
         raise UsageError(
-            f"{manifest.name} has experts 0 to {manifest.n_expert - 1}, not up to {item.stop - 1}"
+            f"this model has experts 0 to {index.n_expert - 1} in a layer, not up to {experts.stop - 1}"
         )

@@ -29,7 +29,14 @@ from swarmnode.net.address import PeerAddress
 from swarmnode.net.peer import Peer
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
-from swarmnode.node.common import NodeOptions, endpoint_of, listen_for_nodes, open_compute, stop_on_signal
+from swarmnode.node.common import (
+    NodeOptions,
+    endpoint_of,
+    hold_key,
+    listen_for_nodes,
+    open_compute,
+    stop_on_signal,
+)
 from swarmnode.services.contact import Contacts
 from swarmnode.services.engine import Engine
 from swarmnode.services.members import Members
@@ -112,11 +119,12 @@ async def run_backbone(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a model until stopped. Raises LocalError when this machine or the model's files cannot."""
-    key = NodeKey.load_or_create(options.folders.key_file)
-    async with await _api_listener(options.api) as api_listener:
-        path = resolve_model(options.model, [Path.cwd(), options.folders.cache / "models"])
-        with ModelIndex.open(path) as index:
-            await _serve_model(options, key, index, api_listener, report, task_status)
+    with hold_key(options.folders) as key:
+        async with trio.open_nursery() as nursery, await _api_listener(options.api) as api_listener:
+            nursery.start_soon(stop_on_signal, nursery.cancel_scope)
+            path = resolve_model(options.model, [Path.cwd(), options.folders.cache / "models"])
+            with ModelIndex.open(path) as index:
+                await _serve_model(options, key, index, api_listener, report, task_status)
 
 
 async def _serve_model(
@@ -127,13 +135,14 @@ async def _serve_model(
     report: Callable[[BackboneEvent], None],
     task_status: trio.TaskStatus[None],
 ) -> None:
-    manifest = await trio.to_thread.run_sync(
-        load_or_build_manifest, index, options.folders.cache, lambda done, total: report(Hashing(done, total))
-    )
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        trio.from_thread.check_cancelled()
+        report(Hashing(done_bytes, total_bytes))
+
+    manifest = await trio.to_thread.run_sync(load_or_build_manifest, index, options.folders.cache, progress)
     async with open_compute(options) as (gate, device), loaded(options, index, device, gate) as (model, bank):
         backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop_on_signal, nursery.cancel_scope)
             places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery)
             await nursery.start(api_serve.run, _app(backbone, index, options.config.api), api_listener)
             report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))

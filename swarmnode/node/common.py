@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,13 +15,14 @@ from swarmnode import __version__
 from swarmnode.compute.devices import Device, open_device
 from swarmnode.compute.thread import ComputeThread
 from swarmnode.config import Config, Folders
-from swarmnode.errors import UsageError
+from swarmnode.errors import StoreError, UsageError
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.links import Handlers, serve
 from swarmnode.net.peer import OnPeer
 from swarmnode.net.transport import Transport
 from swarmnode.services.runners import ComputeGate
+from swarmnode.weights.file_lock import try_lock
 from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.handshake import Credentials
 
@@ -54,6 +56,31 @@ def endpoint_of(options: NodeOptions, key: NodeKey, role: str) -> Endpoint:
     )
 
 
+@contextmanager
+def hold_key(folders: Folders) -> Iterator[NodeKey]:
+    """The node's key, made at the first start, and locked as long as the node runs.
+
+    Two nodes with one key would push each other out of every table. UsageError if another process has it, StoreError
+    if the folder cannot be used.
+    """
+    key = NodeKey.load_or_create(folders.key_file)
+    try:
+        descriptor = os.open(folders.data / "node.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{folders.data} cannot be used: {error.strerror}; choose another: --home DIR"
+        ) from error
+    try:
+        if not try_lock(descriptor):
+            raise UsageError(
+                f"another node runs with the key in {folders.data}; "
+                "give each node on this machine a --home DIR of its own"
+            )
+        yield key
+    finally:
+        os.close(descriptor)
+
+
 @asynccontextmanager
 async def open_compute(options: NodeOptions) -> AsyncIterator[tuple[ComputeGate, Device]]:
     """The compute thread and the device that it owns."""
@@ -65,7 +92,8 @@ async def open_compute(options: NodeOptions) -> AsyncIterator[tuple[ComputeGate,
         try:
             yield gate, device
         finally:
-            await gate.run(device.close)
+            with trio.CancelScope(shield=True):
+                await gate.run(device.close)
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(thread.close)
@@ -96,8 +124,7 @@ async def listen_for_nodes(
     listen = partial(serve, transport, endpoint, handlers=handlers, host=host, port=port, on_peer=on_peer)
     try:
         places: list[tuple[str, int]] = await nursery.start(listen)
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host} port {port}: {error.strerror}; give another --listen"
-        ) from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host name, says the encoder of host names
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise UsageError(f"cannot listen on {host} port {port}: {reason}; give another --listen") from error
     return places

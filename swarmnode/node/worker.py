@@ -15,7 +15,14 @@ from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
-from swarmnode.node.common import NodeOptions, endpoint_of, listen_for_nodes, open_compute, stop_on_signal
+from swarmnode.node.common import (
+    NodeOptions,
+    endpoint_of,
+    hold_key,
+    listen_for_nodes,
+    open_compute,
+    stop_on_signal,
+)
 from swarmnode.services.contact import Contacts
 from swarmnode.services.reports import JoinEvent, Listening
 from swarmnode.services.residence import ResidenceBuilder
@@ -32,7 +39,11 @@ class WorkerOptions(NodeOptions):
 
 async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]) -> None:
     """Lend memory and compute until stopped. Raises LocalError when this machine cannot serve."""
-    key = NodeKey.load_or_create(options.folders.key_file)
+    with hold_key(options.folders) as key:
+        await _run_worker(options, key, report)
+
+
+async def _run_worker(options: WorkerOptions, key: NodeKey, report: Callable[[JoinEvent], None]) -> None:
     async with open_compute(options) as (gate, device):
         threads = Threads(options.config.store.threads)
         builder = ResidenceBuilder(

@@ -46,9 +46,9 @@ def choose_scarcest(
 ) -> tuple[ExpertRange, ...]:
     """The least replicated experts that fit beside `held` into `budget_bytes`, in at most `max_ranges` merged ranges.
 
-    `expert_bytes` layer -> bytes of one expert. Experts are taken in aligned runs of equal scarcity; ties between runs are
-    broken by a hash of `seed` (the joining node's id) and the run, so that nodes asking at one moment do not all want
-    the same. A last run is cut to what still fits. Empty when not even one expert fits.
+    `expert_bytes` layer -> bytes of one expert. Experts are taken in aligned runs of equal scarcity; ties between runs
+    are broken by a hash of `seed` (the joining node's id) and the run, so that nodes asking at one moment do not all
+    want the same. A last run is cut to what still fits. Empty when not even one expert fits.
     """
     holds = holdings_of(held)
     left_bytes = budget_bytes - sum(expert_bytes[layer] * len(experts) for layer, experts in holds.items())

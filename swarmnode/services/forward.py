@@ -126,15 +126,12 @@ F16_QUANTUM = 2.0**-24
 """Spacing of the smallest f16 numbers: an honest f16 row may differ by this however large its relative error is."""
 
 
-def rows_agree(expected: F32, got: F32, min_cosine: float) -> bool:
-    """Whether a worker's row f32 [n_embd] is the one computed here, up to the rounding of honest devices and f16."""
-    if float(np.abs(expected - got).max()) <= 4 * F16_QUANTUM:
+def rows_agree(expected: F32, got: F32, max_error: float) -> bool:
+    """Whether a worker's row f32 [n_embd] is the one computed here: |got - expected| <= max_error * |expected|.
+
+    Or the largest difference is less than f16 can show. Unlike a cosine this sees a wrong scale. NaN never agrees.
+    """
+    difference = got.astype(np.float64) - expected
+    if float(np.abs(difference).max()) <= 4 * F16_QUANTUM:
         return True
-    return cosine(expected, got) >= min_cosine
-
-
-def cosine(a: F32, b: F32) -> float:
-    """Cosine of two vectors in float64; 0 when one of them is zero."""
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    length = float(np.sqrt((left @ left) * (right @ right)))
-    return float(left @ right) / length if length else 0.0
+    return bool(np.linalg.norm(difference) <= max_error * np.linalg.norm(expected.astype(np.float64)))

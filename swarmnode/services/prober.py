@@ -125,7 +125,7 @@ class Prober:
             return False
         self.members.answered(worker)  # before the comparison, which waits for our own compute thread
         expected = await self.compute.run(lambda: self.bank.experts(item.layer, row, pair_row, pair_expert))
-        if not rows_agree(expected[0], values[0], self.config.min_cosine):
+        if not rows_agree(expected[0], values[0], self.config.max_row_error):
             self.members.quarantine(worker, f"wrong numbers for layer {item.layer}, expert {expert}")
             return False
         self.members.probe_passed(worker)

@@ -75,14 +75,14 @@ class PendingLayer:
         account: Account,
         *,
         exact: bool,
-        min_cosine: float,
+        max_row_error: float,
     ) -> None:
         self._call = call
         self._bank = bank
         self._members = members
         self._account = account
         self._exact = exact
-        self._min_cosine = min_cosine
+        self._max_row_error = max_row_error
         self._combiner = Combiner(call, exact)
         self.answers: list[_Answer] = []
         self.failed: list[Share] = []
@@ -131,7 +131,7 @@ class PendingLayer:
             share.pair_expert[pairs],
         )
         expected = compute_share(self._bank, self._call, sample, self._exact)
-        return rows_agree(expected[0], answer.values[position], self._min_cosine)
+        return rows_agree(expected[0], answer.values[position], self._max_row_error)
 
 
 class RemoteExperts:
@@ -164,7 +164,7 @@ class RemoteExperts:
             self._members,
             account,
             exact=self._form.exact,
-            min_cosine=self._config.min_cosine,
+            max_row_error=self._config.max_row_error,
         )
         order = 0
         async with open_flat_nursery() as nursery:
@@ -252,7 +252,7 @@ class RemoteExperts:
         return values
 
     def encoding_for(self, rows: F32, worker: Worker) -> str:
-        """The encoding of these rows and of the reply: f32 when f16 cannot hold a number or the worker does not speak it."""
+        """Encoding of these rows and of the reply: f32 when f16 cannot hold a number or the worker does not speak it."""
         if self._form.encoding not in worker.peer.settings.encodings:
             return "f32"
         return pick_encoding(rows, self._form.encoding)

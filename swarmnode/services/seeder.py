@@ -18,6 +18,7 @@ from swarmnode.errors import RequestRefusedError
 from swarmnode.identity import NodeId
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.schedule.placement import choose_scarcest, replica_counts
+from swarmnode.services.announcing import announceable
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.weights.index import ModelIndex
@@ -34,6 +35,9 @@ from swarmnode.wire.constants import (
 from swarmnode.wire.messages import Message
 
 log = logging.getLogger(__name__)
+
+MAX_NAME_BYTES = 96
+"""Of a model's name in `models`: for people, the id is what counts."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Seeder:
         manifest = self._manifest
         entry = messages.ModelEntry(
             id=self._model_id,
-            name=manifest.name,
+            name=manifest.name.encode()[:MAX_NAME_BYTES].decode("utf-8", "ignore"),
             architecture=manifest.architecture,
             n_layer=manifest.n_layer,
             n_expert=manifest.n_expert,
@@ -122,7 +126,7 @@ class Seeder:
         manifest = self._manifest
         counts = replica_counts(manifest.n_expert, tuple(manifest.layers), others)
         sizes = {number: layer.layout.expert_bytes for number, layer in manifest.layers.items()}
-        return choose_scarcest(counts, held, sizes, budget_bytes, seed, MAX_RANGES)
+        return announceable(choose_scarcest(counts, held, sizes, budget_bytes, seed, MAX_RANGES))
 
     async def _slice(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         assert isinstance(message, messages.SliceGet)

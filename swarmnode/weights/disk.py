@@ -21,7 +21,7 @@ def store_error(folder: Path, error: OSError) -> StoreError:
     """The error for a cache folder in which something failed."""
     reason = error.strerror or str(error)
     return StoreError(
-        f"{folder}: the cache folder cannot be used: {reason}; free space or choose another: --cache DIR"
+        f"{folder}: the cache folder cannot be used: {reason}; free space or choose another: --home DIR"
     )
 
 

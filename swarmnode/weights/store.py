@@ -36,7 +36,7 @@ class SliceStore:
     def __init__(self, cache_dir: Path, manifest: Manifest) -> None:
         """Lock a slot, delete what a crash left half done and every file whose bytes are not the manifest's.
 
-        Raises StoreError, naming the folder and `--cache DIR`, if it cannot be written or all slots are
+        Raises StoreError, naming the folder and `--home DIR`, if it cannot be written or all slots are
         taken.
         """
         self._manifest = manifest
@@ -230,7 +230,7 @@ def _lock_slot(folder: Path) -> tuple[Path, int]:
         if descriptor is not None:
             return slot, descriptor
     raise StoreError(
-        f"{folder}: {MAX_SLOTS} other processes use this cache folder; choose another: --cache DIR"
+        f"{folder}: {MAX_SLOTS} other processes use this cache folder; choose another: --home DIR"
     )
 
 

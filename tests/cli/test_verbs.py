@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ from click.testing import CliRunner, Result
 from gguf import GGUFReader
 
 from swarmnode.cli import VERBS, main
-from swarmnode.cli.common import parse_host_port
+from swarmnode.cli.common import parse_host_port, visible
+from swarmnode.config import Folders
+from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
+from swarmnode.node.common import hold_key
 from swarmnode.weights.catalog import bundled_model
 
 ADDRESS = f"swarm://{NodeKey.from_seed(bytes(32)).node_id}@127.0.0.1:1"
@@ -75,7 +79,7 @@ def test_shard_writes_a_gguf(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--layers", "0:99", "--experts", "0:3"], "no routed experts in layer"),
+        (["--layers", "0:99", "--experts", "0:3"], "have routed experts"),
         (["--layers", "0:1", "--experts", "0:99"], "has experts 0 to"),
         (["--layers", "1:1", "--experts", "0:3"], "no range"),
         (["--layers", "a:b", "--experts", "0:3"], "no range"),
@@ -113,6 +117,13 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["backbone", "--listen", "127.0.0.1:xyz"], 2, "HOST:PORT"),
         (["inspect", "nothing.gguf"], 1, "no file and no known model"),
         (["generate", "hi", "--api", "127.0.0.1:9"], 1, "no backbone answers"),
+        (["generate", "hi", "--api", ":::"], 1, "no address of an API"),
+        (["generate", "hi", "--api", "http://[::1"], 1, "no address of an API"),
+        (["generate", "hi", "--api", "a..b:1"], 1, "a..b"),
+        (["generate", "hi", "--temperature", "nan"], 1, "temperature"),
+        (["generate", "bad\udcff"], 1, "not valid UTF-8"),
+        (["backbone", "--listen", "a..b:1", "--api", "127.0.0.1:0"], 1, "cannot listen"),
+        (["identity", "--home", "x" * 300], 1, "File name too long"),
         (["nonsense"], 2, "No such command"),
     ],
 )
@@ -121,6 +132,41 @@ def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], code:
     assert result.exit_code == code
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+def test_shard_checks_ranges_before_it_makes_lists(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    result = run("shard", str(bundled_model()), "--layers", "0:400000000", "--experts", "0:1", "-o", str(out))
+    assert result.exit_code == 1
+    assert "routed experts" in result.output
+
+
+def test_shard_writes_files_only(tmp_path: Path) -> None:
+    """Replacing what is there by rename once turned a device node into a file."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    result = run("shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(fifo))
+    assert result.exit_code == 1
+    assert "not a file" in result.output
+    assert fifo.is_fifo()
+    missing = tmp_path / "no" / "out.gguf"
+    result = run("shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(missing))
+    assert result.exit_code == 1
+    assert "no folder" in result.output
+
+
+def test_control_characters_are_shown_not_sent() -> None:
+    assert visible("a\x1b]0;x\x07\nserving") == "a\\x1b]0;x\\x07\\nserving"
+    assert visible("a\nb\t", keep="\n\t") == "a\nb\t"
+    assert visible("Grüße 日本 🙂") == "Grüße 日本 🙂"
+
+
+def test_one_running_node_a_home(tmp_path: Path) -> None:
+    with hold_key(Folders.under(tmp_path)), pytest.raises(UsageError, match="--home DIR of its own"):
+        with hold_key(Folders.under(tmp_path)):
+            pass
+    with hold_key(Folders.under(tmp_path)):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ async def test_a_connection_that_went_well_is_dialled_again_soon() -> None:
 
 async def test_a_fault_of_this_machine_ends_it() -> None:
     async def no_disk(peer: Peer) -> None:
-        raise StoreError("disk full; --cache DIR")
+        raise StoreError("disk full; --home DIR")
 
     with pytest.RaisesGroup(pytest.RaisesExc(StoreError, match="disk full"), flatten_subgroups=True):
         async with contacts(no_disk):

@@ -301,7 +301,7 @@ async def test_a_cache_folder_that_cannot_be_used_ends_the_command(
     accepted: bool, source: Source, device: Device, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").touch()
-    await ends_the_command(source, device, tmp_path, StoreError, "--cache DIR", accepted=accepted)
+    await ends_the_command(source, device, tmp_path, StoreError, "--home DIR", accepted=accepted)
 
 
 async def test_a_budget_over_the_memory_ends_the_command(

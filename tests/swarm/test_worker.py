@@ -81,7 +81,7 @@ async def test_a_full_disk_ends_the_worker_with_a_clear_message(
         raise OSError(28, "No space left on device")
 
     group = pytest.RaisesGroup(
-        pytest.RaisesExc(StoreError, match="No space left.*--cache DIR"), flatten_subgroups=True
+        pytest.RaisesExc(StoreError, match="No space left.*--home DIR"), flatten_subgroups=True
     )
     with group:
         async with open_swarm(tiny_model, tmp_path) as swarm:

@@ -319,7 +319,7 @@ def test_unusable_cache_folder_is_named_before_hashing(
     """Mesh-LLM 1042: a read-only cache folder broke the start."""
     forbid_hashing(monkeypatch)
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"file/cache.*--cache DIR"):
+    with pytest.raises(StoreError, match=r"file/cache.*--home DIR"):
         load_or_build_manifest(mixed, tmp_path / "file" / "cache")
 
 

@@ -194,7 +194,7 @@ def test_all_slots_taken_is_a_clear_error(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "MAX_SLOTS", 1)
-    with SliceStore(tmp_path, manifest), pytest.raises(StoreError, match="--cache DIR"):
+    with SliceStore(tmp_path, manifest), pytest.raises(StoreError, match="--home DIR"):
         SliceStore(tmp_path, manifest)
 
 
@@ -209,7 +209,7 @@ def test_two_models_in_one_folder_do_not_meet(mixed: ModelIndex, manifest: Manif
 
 def test_folder_that_cannot_be_used_is_named(manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"file/cache/slices.*--cache DIR"):
+    with pytest.raises(StoreError, match=r"file/cache/slices.*--home DIR"):
         SliceStore(tmp_path / "file" / "cache", manifest)
 
 
@@ -220,7 +220,7 @@ def test_read_only_folder_is_named(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "touch", refuse)  # root may write to a folder of mode 0555
-    with pytest.raises(StoreError, match=r"Read-only file system.*--cache DIR"):
+    with pytest.raises(StoreError, match=r"Read-only file system.*--home DIR"):
         SliceStore(tmp_path, manifest)
 
 
@@ -235,7 +235,7 @@ def test_failing_disk_at_commit_shows_nothing(
     add(store, mixed, FIRST)
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        with pytest.raises(StoreError, match=r"--cache DIR") as caught:
+        with pytest.raises(StoreError, match=r"--home DIR") as caught:
             store.commit(FIRST)
         assert str(store.folder) in str(caught.value)
     assert store.held() == ()
