@@ -252,7 +252,7 @@ class RemoteExperts:
         return values
 
     def encoding_for(self, rows: F32, worker: Worker) -> str:
-        """Encoding of these rows and of the reply: f32 when f16 cannot hold a number or the worker does not speak it."""
+        """Encoding of these rows and of the reply: f32 if f16 cannot hold a number or the worker does not speak it."""
         if self._form.encoding not in worker.peer.settings.encodings:
             return "f32"
         return pick_encoding(rows, self._form.encoding)

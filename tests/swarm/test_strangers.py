@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from swarmnode.config import WireConfig
-from swarmnode.errors import RequestRefusedError
+from swarmnode.errors import ConnectionLostError, RequestRefusedError
 from swarmnode.identity import NodeKey
 from swarmnode.net.links import dial
 from swarmnode.net.peer import Body, Handler, Peer
@@ -203,7 +203,8 @@ async def test_a_probe_that_makes_us_fail_ends_one_connection(
 ) -> None:
     async with open_swarm(tiny_model, tmp_path) as swarm, stranger(swarm, {Experts: silent}) as peer:
         monkeypatch.setattr(swarm.backbone.prober, "n_embd", -1)  # a fault of ours: no such row can be made
-        await peer.request(announcement(swarm, *EVERYTHING))
+        with suppress(ConnectionLostError):  # the connection may end before the answer is sent
+            await peer.request(announcement(swarm, *EVERYTHING))
         ended = await peer.wait_closed()
         assert ended is not None
         assert len((await swarm.generate(PROMPT, 2))[0]) == 2
