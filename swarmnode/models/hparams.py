@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TypeAlias
 
-from swarmnode.errors import ModelFileError, UnsupportedModelError
+import numpy as np
+
+from swarmnode.models.metadata import Metadata, shown
 from swarmnode.weights.index import ModelIndex
 
 MAX_HEADS = 1 << 16
 MAX_HEAD_SIZE = 1 << 14
+MAX_STATE_SIZE = 1 << 10
+"""Of a recurrent head, whose state is a matrix of this width; 128 in the real models."""
 MAX_CONTEXT = 1 << 24
+MAX_CHANNELS = 1 << 20
+"""All heads of a token together: 32,768 in the largest real models. ggml's ssm_conv counts channels times tokens
+in an int."""
+
+NeutralValue: TypeAlias = bool | int | float | str
+_KINDS: Mapping[type, str] = {bool: "a bool", int: "an integer", float: "a float", str: "a string"}
 
 
 @dataclass(frozen=True)
@@ -80,53 +89,16 @@ class Hparams:
         return self.ssm_d_inner + 2 * self.ssm_n_group * self.ssm_d_state
 
 
-class MetadataReader:
-    """Typed access to `{architecture}.*` keys of an index; every error names file and key."""
+class MetadataReader(Metadata):
+    """The `{architecture}.*` keys of an index."""
 
     def __init__(self, index: ModelIndex) -> None:
+        super().__init__(index.metadata, f"{index.architecture}.", str(index.paths[0]))
         self.index = index
-        self.file = index.paths[0]
-
-    def key(self, name: str) -> str:
-        return f"{self.index.architecture}.{name}"
-
-    def get(self, name: str) -> Any:
-        return self.index.metadata.get(self.key(name))
-
-    def fail(self, name: str, reason: str) -> NoReturn:
-        raise ModelFileError(f"{self.file}: {self.key(name)} {reason}")
-
-    def unsupported(self, name: str, reason: str) -> NoReturn:
-        raise UnsupportedModelError(f"{self.file}: {self.key(name)} {reason}")
-
-    def integer(self, name: str, lowest: int, highest: int, default: int | None = None) -> int:
-        """An integer of lowest..highest; ModelFileError otherwise."""
-        return self.index.integer(name, lowest, highest, default)
-
-    def positive(self, name: str, highest: float, default: float | None = None) -> float:
-        """A finite number > 0 and <= highest; ModelFileError otherwise."""
-        value = self.get(name)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.fail(name, "is missing or not a number")
-        if not math.isfinite(value) or not 0 < value <= highest:
-            self.fail(name, f"is {value}, not above 0 and at most {highest:g}")
-        return float(value)
-
-    def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
-        """An array of integers of low..high; ModelFileError otherwise."""
-        value = self.get(name)
-        if value is None or isinstance(value, (str, int, float)):
-            self.fail(name, "is missing or not an array")
-        if any(int(item) != item or not low <= item <= high for item in value):
-            self.fail(name, f"holds values that are not integers from {low} to {high}")
-        return tuple(int(item) for item in value)
 
     def head_count(self, name: str, layers: Sequence[int]) -> int:
         """A count of heads: one number, or one a layer that must agree over `layers`."""
-        value = self.get(name)
-        if isinstance(value, (int, float, str)) or value is None:
+        if not isinstance(self.get(name), (np.ndarray, Sequence)):
             return self.integer(name, 1, MAX_HEADS)
         counts = self.integers(name, 0, MAX_HEADS)
         if len(counts) < self.index.n_layer:
@@ -138,9 +110,16 @@ class MetadataReader:
             self.fail(name, "is 0 for a layer with full attention")
         return used.pop()
 
-    def refuse_unless(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
-        """UnsupportedModelError if a key is there with a value that would change the computation."""
+    def refuse_unless(self, neutral: Mapping[str, tuple[NeutralValue, ...]]) -> None:
+        """UnsupportedModelError if a key is there with a value that would change the computation.
+
+        ModelFileError for a value of another kind than the neutral ones.
+        """
         for name, values in neutral.items():
             value = self.get(name)
-            if value is not None and value not in values:
-                self.unsupported(name, f"= {value!r} is not computed by this version")
+            if value is None:
+                continue
+            if type(value) is not type(values[0]):
+                self.fail(name, f"is {shown(value)}, not {_KINDS[type(values[0])]}")
+            if value not in values:
+                self.unsupported(name, f"= {shown(value)} is not computed by this version")

@@ -8,10 +8,8 @@ layer) are not computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from swarmnode.compute.tensors import Tensor
 from swarmnode.models.blocks.attention import attention_state, attention_weights, build_gated_attention
@@ -23,7 +21,16 @@ from swarmnode.models.blocks.moe import (
     router_weights,
     shared_expert_weights,
 )
-from swarmnode.models.hparams import MAX_CONTEXT, MAX_HEAD_SIZE, MAX_HEADS, Hparams, MetadataReader
+from swarmnode.models.hparams import (
+    MAX_CHANNELS,
+    MAX_CONTEXT,
+    MAX_HEAD_SIZE,
+    MAX_HEADS,
+    MAX_STATE_SIZE,
+    Hparams,
+    MetadataReader,
+    NeutralValue,
+)
 from swarmnode.models.layer_builder import LayerBuilder
 from swarmnode.models.weight_spec import WeightSpec, matrix, vector
 from swarmnode.weights.index import ModelIndex
@@ -32,7 +39,7 @@ from swarmnode.weights.limits import MAX_WIDTH
 ROPE_IMROPE = 40
 """GGML_ROPE_TYPE_IMROPE: the sections of the rotated dimensions are interleaved."""
 
-NEUTRAL_KEYS: Mapping[str, tuple[object, ...]] = {
+NEUTRAL_KEYS: Mapping[str, tuple[NeutralValue, ...]] = {
     "rope.scaling.type": ("none",),
     "rope.scale_linear": (1.0,),
     "expert_weights_scale": (0.0, 1.0),
@@ -55,36 +62,25 @@ class Qwen35Moe:
         reader = MetadataReader(index)
         reader.refuse_unless(NEUTRAL_KEYS)
         recurrent = _read_recurrent(reader)
-        attention_layers = [layer for layer, flag in enumerate(recurrent) if not flag]
-        n_head = reader.head_count("attention.head_count", attention_layers)
-        n_head_kv = reader.head_count("attention.head_count_kv", attention_layers)
-        if n_head % n_head_kv:
-            reader.fail("attention.head_count", f"{n_head} is not a multiple of head_count_kv {n_head_kv}")
-        n_embd_head = reader.integer("attention.key_length", 1, MAX_HEAD_SIZE, max(1, index.n_embd // n_head))
-        if reader.integer("attention.value_length", 1, MAX_HEAD_SIZE, n_embd_head) != n_embd_head:
-            reader.unsupported("attention.value_length", f"is not key_length {n_embd_head}")
-        d_state = reader.integer("ssm.state_size", 1, MAX_HEAD_SIZE)
-        n_group = reader.integer("ssm.group_count", 1, MAX_HEADS)
-        dt_rank = reader.integer("ssm.time_step_rank", 1, MAX_HEADS)
-        _check_ssm(reader, d_state, n_group, dt_rank)
+        n_head, n_head_kv, n_embd_head = _read_heads(reader, recurrent)
+        d_state, n_group, dt_rank = _read_ssm(reader)
+        n_rot = _read_n_rot(reader, n_embd_head)
         return Hparams(
             n_layer=index.n_layer,
             n_embd=index.n_embd,
             n_vocab=index.tensors["token_embd.weight"].ne[1],
             n_ctx_train=reader.integer("context_length", 1, MAX_CONTEXT),
-            norm_rms_eps=reader.positive("attention.layer_norm_rms_epsilon", 1.0),
+            norm_rms_eps=reader.number("attention.layer_norm_rms_epsilon", 1e-30, 1.0),
             n_head=n_head,
             n_head_kv=n_head_kv,
             n_embd_head=n_embd_head,
-            attention_scale=reader.positive("attention.scale", 1e3, 1.0 / math.sqrt(n_embd_head)),
-            n_rot=_read_n_rot(reader, n_embd_head),
-            rope_sections=_read_sections(reader),
-            rope_freq_base=reader.positive("rope.freq_base", 1e12),
+            attention_scale=reader.number("attention.scale", 1e-6, 1e3, 1.0 / math.sqrt(n_embd_head)),
+            n_rot=n_rot,
+            rope_sections=_read_sections(reader, n_rot),
+            rope_freq_base=reader.number("rope.freq_base", 1.0, 1e12),
             n_expert=index.n_expert,
             n_expert_used=index.n_expert_used,
-            n_ff_shexp=reader.integer(
-                "expert_shared_feed_forward_length", 1, MAX_WIDTH, reader.get("feed_forward_length")
-            ),
+            n_ff_shexp=_read_n_ff_shexp(reader),
             ssm_d_conv=reader.integer("ssm.conv_kernel", 2, 64),
             ssm_d_state=d_state,
             ssm_n_group=n_group,
@@ -147,21 +143,51 @@ def _layer_weights(hparams: Hparams, layer: int, fused_qkv: bool) -> dict[str, W
 def _read_recurrent(reader: MetadataReader) -> tuple[bool, ...]:
     """Which layers are recurrent: the list if there is one, else all but every n-th."""
     n_layer, name = reader.index.n_layer, "attention.recurrent_layers"
-    flags = reader.get(name)
-    if flags is not None:
-        if not isinstance(flags, np.ndarray) or flags.ndim != 1 or len(flags) < n_layer:
-            reader.fail(name, f"is not a list of at least {n_layer} flags")
-        return tuple(bool(flag) for flag in flags[:n_layer])
+    if reader.has(name):
+        flags = reader.flags(name)
+        if len(flags) < n_layer:
+            reader.fail(name, f"has {len(flags)} entries for {n_layer} layers")
+        return tuple(flags[:n_layer])
     interval = reader.integer("full_attention_interval", 1, 1 << 16, 4)
     return tuple((layer + 1) % interval != 0 for layer in range(n_layer))
 
 
-def _check_ssm(reader: MetadataReader, d_state: int, n_group: int, dt_rank: int) -> None:
+def _read_heads(reader: MetadataReader, recurrent: Sequence[bool]) -> tuple[int, int, int]:
+    """(n_head, n_head_kv, n_embd_head) of full attention."""
+    layers = [layer for layer, flag in enumerate(recurrent) if not flag]
+    n_head = reader.head_count("attention.head_count", layers)
+    n_head_kv = reader.head_count("attention.head_count_kv", layers)
+    if n_head % n_head_kv:
+        reader.fail("attention.head_count", f"{n_head} is not a multiple of head_count_kv {n_head_kv}")
+    default = max(1, reader.index.n_embd // n_head)
+    n_embd_head = reader.integer("attention.key_length", 2, MAX_HEAD_SIZE, default)
+    if n_embd_head % 2:  # ggml's rope copies the values that it does not rotate in pairs
+        reader.fail("attention.key_length", f"is {n_embd_head}, not even")
+    if n_head * n_embd_head > MAX_CHANNELS:
+        reader.unsupported("attention.head_count", f"{n_head} heads of {n_embd_head} are too many")
+    if reader.integer("attention.value_length", 1, MAX_HEAD_SIZE, n_embd_head) != n_embd_head:
+        reader.unsupported("attention.value_length", f"is not key_length {n_embd_head}")
+    return n_head, n_head_kv, n_embd_head
+
+
+def _read_ssm(reader: MetadataReader) -> tuple[int, int, int]:
+    """(ssm_d_state, ssm_n_group, ssm_dt_rank)"""
+    d_state = reader.integer("ssm.state_size", 1, MAX_STATE_SIZE)
+    n_group = reader.integer("ssm.group_count", 1, MAX_HEADS)
+    dt_rank = reader.integer("ssm.time_step_rank", 1, MAX_HEADS)
     if dt_rank % n_group:
         reader.fail("ssm.time_step_rank", f"{dt_rank} is not a multiple of group_count {n_group}")
-    d_inner = reader.integer("ssm.inner_size", 1, MAX_HEADS * MAX_HEAD_SIZE)
+    d_inner = reader.integer("ssm.inner_size", 1, MAX_HEADS * MAX_STATE_SIZE)
     if d_inner != d_state * dt_rank:
         reader.unsupported("ssm.inner_size", f"is {d_inner}, not state_size * time_step_rank")
+    if d_inner + 2 * n_group * d_state > MAX_CHANNELS:
+        reader.unsupported("ssm.inner_size", f"{d_inner} with {n_group} groups is too many channels")
+    return d_state, n_group, dt_rank
+
+
+def _read_n_ff_shexp(reader: MetadataReader) -> int:
+    name = "expert_shared_feed_forward_length"
+    return reader.integer(name if reader.has(name) else "feed_forward_length", 1, MAX_WIDTH)
 
 
 def _read_n_rot(reader: MetadataReader, n_embd_head: int) -> int:
@@ -171,10 +197,13 @@ def _read_n_rot(reader: MetadataReader, n_embd_head: int) -> int:
     return n_rot
 
 
-def _read_sections(reader: MetadataReader) -> tuple[int, int, int, int]:
+def _read_sections(reader: MetadataReader, n_rot: int) -> tuple[int, int, int, int]:
+    """How many pairs turn with each of four positions; ggml aborts on more than the head has, or none at all."""
     name = "rope.dimension_sections"
     sections = (*reader.integers(name, 0, MAX_HEAD_SIZE), 0)[:4]
     if len(sections) != 4 or not any(sections[:3]):
         reader.fail(name, f"is {list(sections)}, not 3 or 4 sizes of which one of the first 3 is above 0")
+    if sum(sections) > n_rot // 2:
+        reader.fail(name, f"{list(sections)} are more than the {n_rot // 2} pairs of rope.dimension_count")
     t, h, w, e = sections
     return t, h, w, e

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import codecs
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
 
-from swarmnode.errors import ModelFileError, UnsupportedModelError, UsageError
+from swarmnode.errors import ModelFileError, UsageError
+from swarmnode.models.metadata import Metadata, shown
 
 #: `tokenizer.ggml.pre` -> how text is cut into words before merging (llama.cpp llama-vocab.cpp, same names).
 PRE_TOKENIZER_PATTERNS: Mapping[str, str] = {
@@ -62,17 +63,18 @@ class Tokenizer:
 
         Raises ModelFileError for a missing or inconsistent vocabulary, UnsupportedModelError for other kinds.
         """
-        pattern = _checked_pattern(metadata)
-        self._tokens = _string_array(metadata, "tokenizer.ggml.tokens")
-        self._types = _token_types(metadata, len(self._tokens))
-        merges = _string_array(metadata, "tokenizer.ggml.merges")
+        stored = Metadata(metadata, "tokenizer.ggml.")
+        pattern = _checked_pattern(stored)
+        self._tokens = stored.strings("tokens")
+        self._types = _token_types(stored, len(self._tokens))
+        merges = stored.strings("merges")
         self.n_vocab = len(self._tokens)
         self._bpe = _build_bpe(self._tokens, self._types, merges, pattern)
         self._lock = threading.Lock()
-        self.bos_id = self._id_or_none(metadata, "bos_token_id")
-        self.eos_id = self._id_or_none(metadata, "eos_token_id")
-        self.adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False)) and self.bos_id is not None
-        self.end_ids = self._find_end_ids(metadata)
+        self.bos_id = self._id_or_none(stored, "bos_token_id")
+        self.eos_id = self._id_or_none(stored, "eos_token_id")
+        self.adds_bos = stored.flag("add_bos_token", False) and self.bos_id is not None
+        self.end_ids = self._find_end_ids(stored)
 
     def encode(self, text: str, *, parse_special: bool = False, add_bos: bool = True) -> list[int]:
         """Return the token ids of `text`.
@@ -126,19 +128,13 @@ class Tokenizer:
         """Whether the token is a control token, which never shows in an answer."""
         return 0 <= token_id < self.n_vocab and self._types[token_id] in (_CONTROL, _UNKNOWN)
 
-    def _id_or_none(self, metadata: Mapping[str, Any], name: str) -> int | None:
-        key = f"tokenizer.ggml.{name}"
-        value = metadata.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, int) or not 0 <= value < self.n_vocab:
-            raise ModelFileError(f"{key} = {value!r} is not a token id below {self.n_vocab}")
-        return value
+    def _id_or_none(self, stored: Metadata, name: str) -> int | None:
+        return stored.integer(name, 0, self.n_vocab - 1) if stored.has(name) else None
 
-    def _find_end_ids(self, metadata: Mapping[str, Any]) -> frozenset[int]:
-        named = (self._bpe.token_to_id(token) for token in _END_TOKENS)
-        stored = (self._id_or_none(metadata, key) for key in _END_KEYS)
-        return frozenset(i for i in (*named, *stored) if i is not None)
+    def _find_end_ids(self, stored: Metadata) -> frozenset[int]:
+        well_known = (self._bpe.token_to_id(token) for token in _END_TOKENS)
+        named = (self._id_or_none(stored, key) for key in _END_KEYS)
+        return frozenset(i for i in (*well_known, *named) if i is not None)
 
 
 class StreamDecoder:
@@ -161,36 +157,25 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
 
-def _checked_pattern(metadata: Mapping[str, Any]) -> str:
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind is None:
+def _checked_pattern(stored: Metadata) -> str:
+    if not stored.has("model"):
         raise ModelFileError("the file has no tokenizer (tokenizer.ggml.model is missing)")
+    kind = stored.text("model")
     if kind != "gpt2":
-        raise UnsupportedModelError(f"tokenizer.ggml.model = {kind!r}; supported: 'gpt2' (byte-level BPE)")
-    pre = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(pre, str) or pre not in PRE_TOKENIZER_PATTERNS:
-        known = ", ".join(sorted(PRE_TOKENIZER_PATTERNS))
-        raise UnsupportedModelError(f"tokenizer.ggml.pre = {pre!r}; supported: {known}")
+        stored.unsupported("model", f"= {shown(kind)}; supported: 'gpt2' (byte-level BPE)")
+    known = ", ".join(sorted(PRE_TOKENIZER_PATTERNS))
+    if not stored.has("pre"):
+        stored.unsupported("pre", f"is missing; supported: {known}")
+    pre = stored.text("pre")
+    if pre not in PRE_TOKENIZER_PATTERNS:
+        stored.unsupported("pre", f"= {shown(pre)}; supported: {known}")
     return PRE_TOKENIZER_PATTERNS[pre]
 
 
-def _string_array(metadata: Mapping[str, Any], key: str) -> list[str]:
-    value = metadata.get(key)
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise ModelFileError(f"{key} is missing or not an array of strings")
-    strings = list(value)
-    if not all(isinstance(item, str) for item in strings):
-        raise ModelFileError(f"{key} is not an array of strings")
-    return strings
-
-
-def _token_types(metadata: Mapping[str, Any], n_vocab: int) -> list[int]:
-    key = "tokenizer.ggml.token_type"
-    types = [int(kind) for kind in metadata.get(key, ())]
+def _token_types(stored: Metadata, n_vocab: int) -> list[int]:
+    types = stored.integers("token_type", _TOKEN_TYPES.start, _TOKEN_TYPES.stop - 1)
     if len(types) != n_vocab:
-        raise ModelFileError(f"{key} has {len(types)} entries for {n_vocab} tokens")
-    if not all(kind in _TOKEN_TYPES for kind in types):
-        raise ModelFileError(f"{key} holds values outside 1..6")
+        stored.fail("token_type", f"has {len(types)} entries for {n_vocab} tokens")
     return types
 
 
@@ -220,6 +205,8 @@ def _merge_pairs(merges: list[str], vocab: Mapping[str, int]) -> list[tuple[str,
     for merge in merges:
         left, space, right = merge.partition(" ")
         if not space or left not in vocab or right not in vocab or left + right not in vocab:
-            raise ModelFileError(f"tokenizer.ggml.merges: {merge!r} does not join two tokens into a third")
+            raise ModelFileError(
+                f"tokenizer.ggml.merges: {shown(merge)} does not join two tokens into a third"
+            )
         pairs.append((left, right))
     return pairs

@@ -162,11 +162,15 @@ def test_control_characters_are_shown_not_sent() -> None:
 
 
 def test_one_running_node_a_home(tmp_path: Path) -> None:
-    with hold_key(Folders.under(tmp_path)), pytest.raises(UsageError, match="--home DIR of its own"):
-        with hold_key(Folders.under(tmp_path)):
-            pass
-    with hold_key(Folders.under(tmp_path)):
-        pass
+    folders = Folders.under(tmp_path)
+    with (
+        hold_key(folders),
+        pytest.raises(UsageError, match="--home DIR of its own"),
+        hold_key(folders),
+    ):
+        raise AssertionError("two nodes hold one key")
+    with hold_key(folders) as key:
+        assert key.node_id
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
 import trio
 
-from swarmnode.cli.processes import NodeProcess, start_node
+from swarmnode.cli.processes import NodeProcess
 
 pytestmark = pytest.mark.real_time
 
@@ -20,11 +23,35 @@ TIMEOUT_S = 60.0
 LOOPBACK = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
 
 
-async def start_backbone(
-    folder: Path, nursery: trio.Nursery, *arguments: str
-) -> tuple[NodeProcess, str, str]:
+@dataclass
+class Processes:
+    """Starts processes of ours; all of them have ended when the test has, however it ends."""
+
+    nursery: trio.Nursery
+    started: list[NodeProcess] = field(default_factory=list)
+
+    async def start(self, name: str, arguments: list[str], home: Path) -> NodeProcess:
+        """Start `swarmnode ARGUMENTS` with that home folder."""
+        self.started.append(await start_node(name, arguments, home, self.nursery))
+        return self.started[-1]
+
+
+@asynccontextmanager
+async def open_processes() -> AsyncIterator[Processes]:
+    async with trio.open_nursery() as nursery:
+        processes = Processes(nursery)
+        try:
+            yield processes
+        finally:
+            with trio.CancelScope(shield=True):
+                for node in processes.started:
+                    node.kill()
+                    await node.process.wait()
+
+
+async def start_backbone(folder: Path, processes: Processes, *arguments: str) -> tuple[NodeProcess, str, str]:
     """A backbone process, the address to join, the URL of its API."""
-    backbone = await start_node("backbone", ["backbone", *LOOPBACK, *arguments], folder / "backbone", nursery)
+    backbone = await processes.start("backbone", ["backbone", *LOOPBACK, *arguments], folder / "backbone")
     api = await backbone.wait_line("api ", TIMEOUT_S)
     return backbone, await backbone.wait_line("swarm ", TIMEOUT_S), api
 
@@ -47,8 +74,8 @@ async def test_the_demo(tmp_path: Path, arguments: list[str]) -> None:
 
 
 async def test_join_generate_and_stop(tmp_path: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        backbone, address, api = await start_backbone(tmp_path, nursery)
+    async with open_processes() as processes:
+        backbone, address, api = await start_backbone(tmp_path, processes)
         alone = await trio.to_thread.run_sync(generate, api, "The door", "--max-tokens", "8")
         assert alone.returncode == 0, alone.stderr
         assert "0% of" in alone.stderr
@@ -56,7 +83,7 @@ async def test_join_generate_and_stop(tmp_path: Path) -> None:
         peers = tmp_path / "peers.txt"
         peers.write_text(f"# our backbone\n{address}\n")
         join = ["join", "--budget", "4MB", "--bootstrap", str(peers)]
-        worker = await start_node("worker", join, tmp_path / "worker", nursery)
+        worker = await processes.start("worker", join, tmp_path / "worker")
         await worker.wait_line("serving ", TIMEOUT_S)
         await _until_serving(api)
         helped = await trio.to_thread.run_sync(generate, api, "The door", "--max-tokens", "8")
@@ -87,20 +114,19 @@ async def test_join_generate_and_stop(tmp_path: Path) -> None:
 
 async def test_a_worker_outlives_its_backbone(tmp_path: Path) -> None:
     """The backbone stops and comes back under the same key and port: the worker serves it again by itself."""
-    async with trio.open_nursery() as nursery:
-        backbone, address, _ = await start_backbone(tmp_path, nursery)
-        worker = await start_node(
-            "worker", ["join", "--budget", "2MB", "--bootstrap", address], tmp_path / "w", nursery
+    async with open_processes() as processes:
+        backbone, address, _ = await start_backbone(tmp_path, processes)
+        worker = await processes.start(
+            "worker", ["join", "--budget", "2MB", "--bootstrap", address], tmp_path / "w"
         )
         await worker.wait_line("serving ", TIMEOUT_S)
         assert await backbone.stop() == 0
         await worker.wait_line("waiting ", TIMEOUT_S)
         port = address.rpartition(":")[2]
-        again = await start_node(
+        again = await processes.start(
             "backbone",
             ["backbone", "--listen", f"127.0.0.1:{port}", "--api", "127.0.0.1:0"],
             tmp_path / "backbone",
-            nursery,
         )
         api = await again.wait_line("api ", TIMEOUT_S)
         await _until_serving(api)
@@ -110,20 +136,20 @@ async def test_a_worker_outlives_its_backbone(tmp_path: Path) -> None:
 
 async def test_a_backbone_can_dial_a_worker(tmp_path: Path) -> None:
     """For a worker that can be reached while the backbone cannot."""
-    async with trio.open_nursery() as nursery:
-        worker = await start_node(
-            "worker", ["join", "--budget", "2MB", "--listen", "127.0.0.1:0"], tmp_path / "w", nursery
+    async with open_processes() as processes:
+        worker = await processes.start(
+            "worker", ["join", "--budget", "2MB", "--listen", "127.0.0.1:0"], tmp_path / "w"
         )
         address = await worker.wait_line("listening ", TIMEOUT_S)
-        backbone, _, api = await start_backbone(tmp_path, nursery, "--bootstrap", address)
+        backbone, _, api = await start_backbone(tmp_path, processes, "--bootstrap", address)
         await _until_serving(api)
         assert await worker.stop() == 0
         assert await backbone.stop() == 0
 
 
 async def test_clients_that_leave_free_their_slots(tmp_path: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        backbone, _, api = await start_backbone(tmp_path, nursery)
+    async with open_processes() as processes:
+        backbone, _, api = await start_backbone(tmp_path, processes)
         for _ in range(5):  # more than there are slots
             await _ask_and_leave(api, {"prompt": "The door", "max_tokens": 2000, "stream": True})
         async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:
@@ -133,15 +159,15 @@ async def test_clients_that_leave_free_their_slots(tmp_path: Path) -> None:
 
 
 async def test_ports_that_are_taken_are_named(tmp_path: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        backbone, address, api = await start_backbone(tmp_path, nursery)
+    async with open_processes() as processes:
+        backbone, address, api = await start_backbone(tmp_path, processes)
         place = f"127.0.0.1:{address.rpartition(':')[2]}"
-        second = await start_node(
-            "second", ["backbone", "--listen", place, "--api", "127.0.0.1:0"], tmp_path / "b", nursery
+        second = await processes.start(
+            "second", ["backbone", "--listen", place, "--api", "127.0.0.1:0"], tmp_path / "b"
         )
         assert await second.process.wait() == 1
-        third = await start_node(
-            "third", ["backbone", "--listen", "127.0.0.1:0", "--api", api[7:]], tmp_path / "c", nursery
+        third = await processes.start(
+            "third", ["backbone", "--listen", "127.0.0.1:0", "--api", api[7:]], tmp_path / "c"
         )
         assert await third.process.wait() == 1
         await second.wait_line("swarmnode: cannot listen on 127.0.0.1", TIMEOUT_S)

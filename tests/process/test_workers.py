@@ -66,7 +66,7 @@ async def test_three_workers_give_the_logits_of_none(tmp_path: Path, form: WireF
     assert len(account.workers) == 3
     if form == EXACT:
         assert np.array_equal(alone, helped)
-    # Over the whole run: at single tokens a close choice of the gate may fall the other way (decision 0014 has figures).
+    # Over the whole run: at single tokens a close choice of the gate may fall the other way (decision 0014).
     left, right = alone.ravel().astype(np.float64), helped.ravel().astype(np.float64)
     assert left @ right / np.sqrt((left @ left) * (right @ right)) >= 0.999
     assert helped_tokens == alone_tokens
