@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.config import ModelsConfig
-from swarmnode.errors import ContextFullError, UnsupportedModelError, UsageError
+from swarmnode.errors import ContextFullError, DeviceError, UnsupportedModelError, UsageError
 from swarmnode.models.architecture import Architecture
 from swarmnode.models.base import Callback, ExpertCall, F32Array
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX
@@ -41,6 +42,8 @@ class _Slot:
         self.n_past = 0
         self.unfinished = False
         """A pass began and did not end: some layers have seen tokens that others have not."""
+        self.poisoned = False
+        """A pass ended in numbers that are not finite: some may be in the KV cache."""
 
 
 class Backbone:
@@ -104,9 +107,9 @@ class Backbone:
 
     def reset(self, slot: int) -> None:
         state = self._slot(slot)
-        self._states.clear(slot)
+        self._states.clear(slot, with_cache=state.poisoned)
         state.n_past = 0
-        state.unfinished = False
+        state.unfinished = state.poisoned = False
 
     def n_past(self, slot: int) -> int:
         return self._slot(slot).n_past
@@ -158,6 +161,7 @@ class Backbone:
             graph.compute()
             call = ExpertCall(layer, graph.read(ROWS), graph.read(IDS), graph.read(WEIGHTS))
             self._finish(graph)
+            self._check_numbers(slot, layer, call.rows, call.weights)
             if layer == last and not wants_logits:
                 break
             values = yield call
@@ -173,7 +177,9 @@ class Backbone:
         graph.write(INPUT, routed)
         graph.compute()
         logits: F32Array = graph.read(LOGITS)
+        rows: F32Array = graph.read(ROWS)
         self._finish(graph)
+        self._check_numbers(slot, self.n_layer - 1, rows)
         return logits
 
     def _finish(self, graph: LayerGraph) -> None:
@@ -214,6 +220,17 @@ class Backbone:
                 f"{slot.n_past} + {len(ids)} tokens do not fit the context of {self.n_ctx}"
             )
 
+    def _check_numbers(self, slot: _Slot, layer: int, *arrays: F32Array) -> None:
+        """DeviceError for NaN or infinity: mat-muls of quantised weights turn them into zeros, and the zeros into an
+        answer that looks like one.
+        """
+        if not all(map(_is_finite, arrays)):
+            slot.poisoned = True
+            raise DeviceError(
+                f"the model's numbers are not finite in layer {layer}: the file is damaged (compare its checksum), or "
+                "the layer before got a wrong answer from its experts"
+            )
+
     def _check_routed(self, values: object, n: int) -> None:
         expected = (n, self.n_embd)
         if not isinstance(values, np.ndarray) or values.dtype != _F32 or values.shape != expected:
@@ -230,6 +247,14 @@ def _check_sizes(index: ModelIndex, n_ctx: int, n_slots: int, n_ctx_train: int) 
     dense = [layer for layer in range(index.n_layer) if layer not in index.expert_layers]
     if dense:
         raise UnsupportedModelError(f"{index.paths[0]}: layer {dense[0]} has no routed experts")
+
+
+def _is_finite(rows: F32Array) -> bool:
+    """Whether all of f32 [T, n] are finite; for T = 1, also whether their norm is."""
+    if len(rows) == 1:  # numpy's reductions cost ten times as much
+        row = rows[0]
+        return math.isfinite(np.dot(row, row))
+    return bool(np.isfinite(rows).all())
 
 
 def _round_up(n: int, unit: int) -> int:

@@ -24,6 +24,7 @@ from swarmnode.models.state import SlotStates
 INPUT = "input"
 """f32 [T, n_embd]: embeddings for layer 0, else the routed output of the layer before."""
 ROWS, IDS, WEIGHTS, LOGITS = "rows", "ids", "weights", "logits"
+"""ROWS: what the routed experts of a layer get; in the graph of the logits, what the last layer gave."""
 
 _MAX_NODES = 192
 _MAX_TRACED_NODES = 512
@@ -137,6 +138,7 @@ class LayerGraphs:
         )
         x = self._layer_input(b, slot, layer)
         if is_logits:
+            g.output(ROWS, x)
             g.output(LOGITS, self._architecture.build_logits(b, x))
         else:
             self._add_layer(b, slot, x)

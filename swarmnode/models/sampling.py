@@ -16,6 +16,9 @@ from swarmnode.errors import DeviceError, UsageError
 
 _MAX_SEED = 2**64
 _MAX_TEMPERATURE = 100.0
+_MIN_TEMPERATURE = 1e-5
+"""Below it the most probable token is taken: float32 logits that differ at all differ by more than this, as a rule, and
+dividing by still smaller numbers ends in infinities."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class SamplingParams:
     """How one answer is sampled. Raises UsageError, naming the field, for a value out of range."""
 
     temperature: float = 0.7
-    """0 is greedy: the most probable token always, whatever the rest says."""
+    """0 (or less than 1e-5) is greedy: the most probable token always, whatever the rest says."""
     top_k: int = 20
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 0.95
@@ -56,7 +59,7 @@ class Sampler:
         best = int(np.argmax(logits))  # NaN counts as the maximum, so that it is found here
         if not math.isfinite(logits[best]):
             raise DeviceError(f"the logits are not finite (token {best}: {logits[best]})")
-        if self.params.temperature == 0.0:
+        if self.params.temperature < _MIN_TEMPERATURE:
             return best
         ids, probabilities = self.distribution(logits)
         cumulated = np.cumsum(probabilities)
@@ -76,7 +79,7 @@ class Sampler:
             keep = min(keep, int(np.searchsorted(np.cumsum(probabilities), params.top_p)) + 1)
         if params.min_p > 0.0:
             keep = min(keep, max(1, int(np.sum(probabilities >= params.min_p * probabilities[0]))))
-        return ids[:keep], _softmax(scores[:keep] / params.temperature)
+        return ids[:keep], _softmax(scores[:keep] / max(params.temperature, _MIN_TEMPERATURE))
 
 
 def _most_probable(logits: npt.NDArray[np.float32], top_k: int) -> npt.NDArray[np.intp]:

@@ -6,9 +6,12 @@ layer's graph, so that neither crosses between host and device while the routed 
 
 from __future__ import annotations
 
+import math
+
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.compute.tensors import Tensor, WeightSet
+from swarmnode.errors import DeviceError
 from swarmnode.models.architecture import Architecture
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import state_name
@@ -27,8 +30,10 @@ class SlotStates:
         n_ctx: int,
         n_ubatch: int,
     ) -> None:
+        _check_memory(device, architecture, hparams, n_slots, n_ctx)
         self.tensors = WeightSet(device)
         self._recurrent: list[list[str]] = [[] for _ in range(n_slots)]
+        self._caches: list[list[str]] = [[] for _ in range(n_slots)]
         try:
             for slot in range(n_slots):
                 self._allocate(slot, architecture, hparams, n_ctx)
@@ -43,8 +48,8 @@ class SlotStates:
             for name, (ggml_type, ne) in architecture.layer_states(hparams, layer, n_ctx).items():
                 full_name = state_name(slot, layer, name)
                 self.tensors.state(full_name, ggml_type, ne)
-                if hparams.recurrent[layer]:
-                    self._recurrent[slot].append(full_name)
+                kind = self._recurrent if hparams.recurrent[layer] else self._caches
+                kind[slot].append(full_name)
 
     @property
     def n_bytes(self) -> int:
@@ -59,14 +64,35 @@ class SlotStates:
         """f32 [n_embd, n_ubatch]"""
         return self.tensors[_buffer_name(slot, "shared")]
 
-    def clear(self, slot: int) -> None:
-        """Zero the recurrent states. KV cells need no clearing: the mask hides those not written since."""
+    def clear(self, slot: int, *, with_cache: bool = False) -> None:
+        """Zero the recurrent states. KV cells need no clearing, as the mask hides those not written since, unless
+        they hold NaN or infinity, which a weight of 0 does not hide: `with_cache`.
+        """
         for name in self._recurrent[slot]:
             self.tensors.clear(name)
+        if with_cache:
+            for name in self._caches[slot]:
+                self.tensors.clear(name)
 
     def close(self) -> None:
         """Free the memory."""
         self.tensors.close()
+
+
+def _check_memory(
+    device: Device, architecture: Architecture, hparams: Hparams, n_slots: int, n_ctx: int
+) -> None:
+    """DeviceError for states larger than the device's memory, which the system may promise all the same."""
+    n_bytes = 0
+    for layer in range(hparams.n_layer):
+        for ggml_type, ne in architecture.layer_states(hparams, layer, n_ctx).values():
+            n_bytes += n_slots * ggml.row_bytes(ggml_type, ne[0]) * math.prod(ne[1:])
+    available = device.info.memory_total_bytes
+    if 0 < available < n_bytes:
+        raise DeviceError(
+            f"{n_slots} sequences of {n_ctx} tokens need {n_bytes} bytes of memory for their states, but "
+            f"{device.info.name} has {available}: ask for a shorter context or fewer sequences"
+        )
 
 
 def _buffer_name(slot: int, name: str) -> str:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.compute.tensors import WeightSet
 from swarmnode.errors import ModelFileError, UnsupportedModelError
-from swarmnode.weights.ggml_types import is_weight_type, type_name
+from swarmnode.weights.ggml_types import TYPE_NUMBERS, is_weight_type, type_name
 from swarmnode.weights.index import ModelIndex, TensorRef
+
+
+MAX_CHECKED_BYTES = 16 << 20
+"""Float tensors up to this size are looked through when they are bound: norms, gates, convolutions (a gate of 3,072 x
+256 is 3 MB). Larger ones would have to be read from the disk; what is wrong in them shows in the first pass."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ def vector(*ne: int) -> WeightSpec:
 def bind_weights(index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec]) -> WeightSet:
     """Check and bind the dense weights; no copy on the CPU device.
 
-    Raises ModelFileError (missing tensor, wrong shape) or UnsupportedModelError (wrong type, or a tensor that the
+    Raises ModelFileError (missing tensor, wrong shape, numbers that are not finite) or UnsupportedModelError (wrong type, or a tensor that the
     architecture's graphs would leave out), both naming file and tensor; DeviceError if memory runs out.
     """
     file = index.paths[0]
@@ -51,6 +58,9 @@ def bind_weights(index: ModelIndex, device: Device, specs: Mapping[str, WeightSp
             _check_weight(str(file), index.tensors[name], spec)
         elif not spec.is_optional:
             raise ModelFileError(f"{file}: tensor {name!r} is missing")
+    for name in specs:
+        if name in index.tensors and index.tensors[name].n_bytes <= MAX_CHECKED_BYTES:
+            _check_finite(str(file), index.tensors[name], index.data(name))
     weights = WeightSet(device)
     try:
         for name, spec in specs.items():
@@ -79,3 +89,20 @@ def _check_weight(file: str, ref: TensorRef, spec: WeightSpec) -> None:
         raise UnsupportedModelError(
             f"{file}: tensor {ref.name!r} is {type_name(ref.ggml_type)}, which ggml does not multiply by"
         )
+
+
+def _check_finite(file: str, ref: TensorRef, data: memoryview) -> None:
+    """ModelFileError for NaN or infinity in a float tensor; quantised ones are not looked at."""
+    if ref.ggml_type == ggml.F32:
+        is_finite = np.isfinite(np.frombuffer(data, "<f4"))
+    elif ref.ggml_type == ggml.F16:
+        is_finite = np.isfinite(np.frombuffer(data, "<f2"))
+    elif (
+        ref.ggml_type == TYPE_NUMBERS["BF16"]
+    ):  # the upper half of a float: 8 exponent bits, all set in NaN, inf
+        is_finite = np.frombuffer(data, "<u2") & 0x7F80 != 0x7F80
+    else:
+        return
+    if not is_finite.all():
+        where = int(np.argmin(is_finite))
+        raise ModelFileError(f"{file}: tensor {ref.name!r} is damaged: value {where} is not a finite number")

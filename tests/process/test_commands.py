@@ -15,7 +15,7 @@ import httpx
 import pytest
 import trio
 
-from swarmnode.cli.processes import NodeProcess
+from swarmnode.cli.processes import NodeProcess, start_node
 
 pytestmark = pytest.mark.real_time
 
