@@ -35,7 +35,7 @@ _F32 = np.dtype(np.float32)
 class _Slot:
     """Where one sequence stands."""
 
-    __slots__ = ("index", "n_past", "unfinished")
+    __slots__ = ("index", "n_past", "poisoned", "unfinished")
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -17,8 +17,8 @@ from swarmnode.errors import DeviceError, UsageError
 _MAX_SEED = 2**64
 _MAX_TEMPERATURE = 100.0
 _MIN_TEMPERATURE = 1e-5
-"""Below it the most probable token is taken: float32 logits that differ at all differ by more than this, as a rule, and
-dividing by still smaller numbers ends in infinities."""
+"""Below it the most probable token is taken: logits that differ by 1e-3 then differ by 100 in the exponent,
+and dividing by much smaller numbers ends in infinities."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from swarmnode.errors import ModelFileError, UnsupportedModelError
 from swarmnode.weights.ggml_types import TYPE_NUMBERS, is_weight_type, type_name
 from swarmnode.weights.index import ModelIndex, TensorRef
 
-
 MAX_CHECKED_BYTES = 16 << 20
 """Float tensors up to this size are looked through when they are bound: norms, gates, convolutions (a gate of 3,072 x
 256 is 3 MB). Larger ones would have to be read from the disk; what is wrong in them shows in the first pass."""
@@ -46,21 +45,11 @@ def vector(*ne: int) -> WeightSpec:
 def bind_weights(index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec]) -> WeightSet:
     """Check and bind the dense weights; no copy on the CPU device.
 
-    Raises ModelFileError (missing tensor, wrong shape, numbers that are not finite) or UnsupportedModelError (wrong type, or a tensor that the
-    architecture's graphs would leave out), both naming file and tensor; DeviceError if memory runs out.
+    Raises ModelFileError (missing tensor, wrong shape, numbers that are not finite) or UnsupportedModelError (wrong
+    type, or a tensor that the architecture's graphs would leave out), both naming file and tensor; DeviceError if
+    memory runs out.
     """
-    file = index.paths[0]
-    for name in index.dense_tensors:
-        if name not in specs:
-            raise UnsupportedModelError(f"{file}: tensor {name!r} is not part of {index.architecture} here")
-    for name, spec in specs.items():
-        if name in index.tensors:
-            _check_weight(str(file), index.tensors[name], spec)
-        elif not spec.is_optional:
-            raise ModelFileError(f"{file}: tensor {name!r} is missing")
-    for name in specs:
-        if name in index.tensors and index.tensors[name].n_bytes <= MAX_CHECKED_BYTES:
-            _check_finite(str(file), index.tensors[name], index.data(name))
+    _check_weights(index, specs)
     weights = WeightSet(device)
     try:
         for name, spec in specs.items():
@@ -71,6 +60,22 @@ def bind_weights(index: ModelIndex, device: Device, specs: Mapping[str, WeightSp
         weights.close()
         raise
     return weights
+
+
+def _check_weights(index: ModelIndex, specs: Mapping[str, WeightSpec]) -> None:
+    file = str(index.paths[0])
+    for name in index.dense_tensors:
+        if name not in specs:
+            raise UnsupportedModelError(f"{file}: tensor {name!r} is not part of {index.architecture} here")
+    for name, spec in specs.items():
+        ref = index.tensors.get(name)
+        if ref is not None:
+            _check_weight(file, ref, spec)
+        elif not spec.is_optional:
+            raise ModelFileError(f"{file}: tensor {name!r} is missing")
+    for name in specs:
+        if name in index.tensors and index.tensors[name].n_bytes <= MAX_CHECKED_BYTES:
+            _check_finite(file, index.tensors[name], index.data(name))
 
 
 def _check_weight(file: str, ref: TensorRef, spec: WeightSpec) -> None:
