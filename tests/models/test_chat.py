@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from swarmnode.config import ModelsConfig
 from swarmnode.errors import ModelFileError, UsageError
 from swarmnode.models.chat import ChatTemplate
 
@@ -80,9 +84,94 @@ def test_what_a_template_refuses_is_a_usage_error(
 def test_a_prompt_without_end_is_cut_off() -> None:
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}"
     with pytest.raises(UsageError, match="more than 1000 characters"):
-        ChatTemplate(endless, max_chars=1000).render(HELLO)
+        ChatTemplate(endless, config=ModelsConfig(max_prompt_chars=1000)).render(HELLO)
 
 
 def test_a_broken_template_is_the_files_fault() -> None:
     with pytest.raises(ModelFileError, match="chat_template"):
         ChatTemplate("{% for m in messages %}")
+
+
+# -- templates that are programs without end
+
+LIMITS = ModelsConfig(template_render_s=0.5)
+LONG_LOOP = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i * j %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LONG_LOOP,
+        "{% set ns = namespace(a='xxxxxxxx') %}"
+        "{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+        "{% set x %}{{ messages[0].content }}{% endset %}{{ (x * 999999999) | length }}",
+        "{{ 'a' * 30000000000 }}",
+        "{{ '%100000000000d' % 1 }}",
+        "{{ 9 ** (9 ** (messages | length + 8)) }}",
+        "{{ messages[0].content.ljust(30000000000) }}",
+        "{{ messages[0].content | center(30000000000) }}",
+        "{{ ([0] * 9999999999) | length }}",
+        "{{ lipsum(n=99999999) }}",
+    ],
+)
+def test_time_and_memory_of_a_rendering_are_limited(source: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(UsageError, match=r"refuses these messages: (the template takes|out of memory)"):
+        ChatTemplate(source, config=LIMITS).render(HELLO)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+        "{% if a %}" * 3000 + "x" + "{% endif %}" * 3000,
+        "{% for a in b %}" * 40 + "x" + "{% endfor %}" * 40,
+        "{{ a }}" * 200000,
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+)
+def test_time_and_memory_of_compiling_are_limited(source: str) -> None:
+    with pytest.raises(ModelFileError, match=r"chat_template cannot be used: .{5,600}"):
+        ChatTemplate(source, config=ModelsConfig(template_compile_s=1.0))
+
+
+def test_a_template_works_again_after_messages_that_it_does_not_survive() -> None:
+    source = "{% if messages[0].content == 'loop' %}" + LONG_LOOP + "{% endif %}{{ messages[0].content }}"
+    template = ChatTemplate(source, config=LIMITS)
+    assert template.render(HELLO) == "hello"
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"more than 0\.5 s"):
+            template.render([{"role": "user", "content": "loop"}])
+        assert template.render(HELLO) == "hello"
+
+
+def test_long_messages_of_any_alphabet_fit_the_limits() -> None:
+    content = "\U0001f41d\ud800" * 3_000_000
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": content}]) == content
+
+
+def test_what_is_not_json_is_refused() -> None:
+    with pytest.raises(UsageError, match="not JSON"):
+        render(CHATML, [{"role": "user", "content": object()}])
+    assert render("{{ x | length }}", variables={"x": (1, 2)}) == "2"
+
+
+def test_threads_take_turns() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    texts = [str(i) * 50_000 for i in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        rendered = pool.map(lambda text: template.render([{"role": "user", "content": text}]), texts)
+        assert list(rendered) == texts
+
+
+def test_the_process_ends_with_its_template() -> None:
+    template = ChatTemplate(CHATML)
+    process = template._process._process
+    assert process is not None
+    assert process.poll() is None
+    del template
+    gc.collect()
+    assert process.returncode is not None
