@@ -8,8 +8,8 @@ thread each share the machine with the backbone: what remote costs here is an up
 says nothing about the gain of more machines. The peer is left out if `make bench-setup` was not run. Slices stay in
 the work folder, so that a second run starts at once.
 
-python us: time a layer and token that is neither ggml's nor spent waiting for sockets; cpu us: CPU time of the two
-threads that run Python, outside ggml: the same without thread wake-ups, and little disturbed by a busy machine.
+wait ms, send ms: a token's waits for sockets and its time in the kernel with bytes to send. python us: what remains,
+a layer and token, thread wake-ups included. cpu us: CPU time of the two threads that run Python, outside ggml.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def half_of_experts_bytes(manifest: Manifest) -> int:
 async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
     """All rounds, then the table."""
     watch = Stopwatch()
-    async with open_bench_swarm(options.model, options.work, options.threads, FORMS, watch) as swarm:
+    opening = open_bench_swarm(options.model, options.work, options.threads, FORMS, watch)
+    async with watch.running(), opening as swarm:
         for _ in range(N_WORKERS):
             await swarm.join(half_of_experts_bytes(swarm.backbone.manifest), n_threads=1)
         prompt = np.random.default_rng(0).integers(swarm.alone.model.n_vocab, size=options.prompt).tolist()
@@ -137,14 +138,13 @@ async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
             turns[name] = partial(trio.to_thread.run_sync, peer.ask, prompt, options.tokens)
         samples: dict[str, list[Sample]] = {name: [] for name in turns}
         pids = [os.getpid(), *(node.pid for node in swarm.workers), *(peer.pid for peer in peers.values())]
-        with watch.running():
-            for turn in turns.values():
-                await turn()  # builds graphs, pages the file in
-            began = (time.perf_counter(), busy_s() - cpu_s(pids))
-            for _ in range(options.rounds):
-                for name, turn in turns.items():
-                    samples[name].append(await turn())
-            others = (busy_s() - cpu_s(pids) - began[1]) / (time.perf_counter() - began[0])
+        for turn in turns.values():
+            await turn()  # builds graphs, pages the file in
+        began = (time.perf_counter(), busy_s() - cpu_s(pids))
+        for _ in range(options.rounds):
+            for name, turn in turns.items():
+                samples[name].append(await turn())
+        others = (busy_s() - cpu_s(pids) - began[1]) / (time.perf_counter() - began[0])
         print_head(options, swarm.backbone.manifest, others)
         print_table(samples, swarm.backbone.manifest.n_layer)
         print_swarm(samples, swarm, peers)
@@ -170,7 +170,7 @@ def print_table(samples: dict[str, list[Sample]], n_layer: int) -> None:
     """One line a contestant; ratios against the first."""
     print(
         f"{'':28}{'decode tok/s':>13}{'ratio':>7}{'first token ms':>16}"
-        f"{'ggml ms':>9}{'sockets ms':>12}{'python us':>11}{'cpu us':>8}"
+        f"{'ggml ms':>9}{'wait ms':>9}{'send ms':>9}{'python us':>11}{'cpu us':>8}"
     )
     base = median(samples[name_of(None)], lambda sample: sample.decode_per_s)
     for name, taken in samples.items():
@@ -182,11 +182,13 @@ def print_table(samples: dict[str, list[Sample]], n_layer: int) -> None:
         print(line)
 
 
-def _split_of(taken: list[Sample], n_layer: int) -> tuple[str, str, str, str]:
+def _split_of(taken: list[Sample], n_layer: int) -> tuple[str, ...]:
     ggml_ms = 1e3 * median(taken, lambda sample: _times(sample).ggml_s / _steps(sample))
-    socket_ms = 1e3 * median(taken, lambda sample: _times(sample).socket_s / _steps(sample))
+    wait_ms = 1e3 * median(taken, lambda sample: _times(sample).socket_s / _steps(sample))
+    send_ms = 1e3 * median(taken, lambda sample: _times(sample).send_s / _steps(sample))
     cpu_us = 1e6 * median(taken, lambda sample: _times(sample).python_cpu_s / (_steps(sample) * n_layer))
-    return f"{ggml_ms:9.2f}", f"{socket_ms:12.2f}", f"{python_us(taken, n_layer):11.0f}", f"{cpu_us:8.0f}"
+    python = f"{python_us(taken, n_layer):11.0f}"
+    return f"{ggml_ms:9.2f}", f"{wait_ms:9.2f}", f"{send_ms:9.2f}", python, f"{cpu_us:8.0f}"
 
 
 def python_us(taken: list[Sample], n_layer: int) -> float:
@@ -204,12 +206,13 @@ def print_swarm(samples: dict[str, list[Sample]], swarm: BenchSwarm, peers: dict
         steps = _steps(sample)
         bytes_out = sum(share.bytes_out for share in account.workers.values()) / steps
         bytes_in = sum(share.bytes_in for share in account.workers.values()) / steps
-        equal = "equal" if sample.tokens == alone else "not equal"
+        pairs = zip(sample.tokens, alone, strict=True)
+        n_equal = next((i for i, (ours, local) in enumerate(pairs) if ours != local), len(alone))
         print(
             f"{name_of(form)}: layers remote {account.remote_layers / account.layers:.0%}, "
             f"pairs remote {account.remote_share:.1%} ({account.fallback} late), "
             f"{account.remote_layers / steps:.1f} rounds a token, {bytes_out / 1e3:.1f} kB out and "
-            f"{bytes_in / 1e3:.1f} kB in a token, tokens {equal} to the local run"
+            f"{bytes_in / 1e3:.1f} kB in a token, first {n_equal} of {len(alone)} tokens as in the local run"
         )
     rtts = [f"{1e3 * (worker.peer.rtt_s or 0):.2f}" for worker in swarm.backbone.members.workers]
     print(f"RTT of the last ping, ms: {', '.join(rtts)}")
