@@ -200,10 +200,10 @@ def _read_n_rot(reader: MetadataReader, n_embd_head: int) -> int:
 def _read_sections(reader: MetadataReader, n_rot: int) -> tuple[int, int, int, int]:
     """How many pairs turn with each of four positions; ggml aborts on more than the head has, or none at all."""
     name = "rope.dimension_sections"
-    sections = (*reader.integers(name, 0, MAX_HEAD_SIZE), 0)[:4]
-    if len(sections) != 4 or not any(sections[:3]):
-        reader.fail(name, f"is {list(sections)}, not 3 or 4 sizes of which one of the first 3 is above 0")
+    sections = reader.integers(name, 0, MAX_HEAD_SIZE)
+    if len(sections) not in (3, 4) or not any(sections[:3]):
+        reader.fail(name, f"is not 3 or 4 sizes of which one of the first 3 is above 0: {sections[:8]}")
     if sum(sections) > n_rot // 2:
-        reader.fail(name, f"{list(sections)} are more than the {n_rot // 2} pairs of rope.dimension_count")
-    t, h, w, e = sections
+        reader.fail(name, f"{sections} are more than the {n_rot // 2} pairs of rope.dimension_count")
+    t, h, w, e = (*sections, 0)[:4]
     return t, h, w, e

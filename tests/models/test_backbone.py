@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarmnode.errors import ContextFullError, ModelFileError, UnsupportedModelError, UsageError
-from swarmnode.models.base import F32Array
+from swarmnode.errors import ContextFullError, DeviceError, ModelFileError, UnsupportedModelError, UsageError
+from swarmnode.models.base import ExpertCall, F32Array, run_pass
 from swarmnode.models.registry import open_model
+from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.index import ModelIndex
 
-from .kit import SMALL, LocalModel, open_tiny, random_tokens
+from .kit import SMALL, LocalModel, open_local, open_tiny, random_tokens
 
 TOKENS = random_tokens(20, SMALL.n_vocab)
 
@@ -253,7 +254,28 @@ METADATA_FAULTS: list[tuple[str, Any, type[Exception]]] = [
     ("rope.dimension_sections", np.array([1, 1]), ModelFileError),
     ("rope.dimension_sections", np.array([0, 0, 0, 4]), ModelFileError),
     ("rope.dimension_sections", np.array([-1, 1, 1, 0]), ModelFileError),
+    ("rope.dimension_sections", np.array([64, 64, 64, 0]), ModelFileError),
+    ("rope.dimension_sections", np.array([2, 2, 1, 0]), ModelFileError),
+    ("rope.dimension_sections", np.array([1, 1, 1, 0, 0]), ModelFileError),
+    ("rope.dimension_sections", np.array([float("nan")] * 4), ModelFileError),
+    ("rope.dimension_sections", np.array([True] * 4), ModelFileError),
+    ("rope.dimension_sections", ("a", "b", "c"), ModelFileError),
     ("rope.freq_base", 0.0, ModelFileError),
+    ("rope.freq_base", 1e-45, ModelFileError),
+    ("rope.freq_base", 10_000, ModelFileError),
+    ("rope.scaling.type", np.array([0, 0]), ModelFileError),
+    ("rope.scaling.type", ("none", "none"), ModelFileError),
+    ("expert_weights_norm", np.array([0, 0]), ModelFileError),
+    ("expert_weights_norm", 1, ModelFileError),
+    ("attention.sliding_window", np.array([0, 0]), ModelFileError),
+    ("attention.head_count", np.array([float("nan")] * 4), ModelFileError),
+    ("attention.head_count", np.array([float("inf")] * 4), ModelFileError),
+    ("attention.head_count", ("x",) * 4, ModelFileError),
+    ("attention.head_count", np.array([1 << 16] * 4), UnsupportedModelError),
+    ("attention.key_length", 7, ModelFileError),
+    ("attention.key_length", True, ModelFileError),
+    ("attention.layer_norm_rms_epsilon", 1e-45, ModelFileError),
+    ("attention.layer_norm_rms_epsilon", -1e-6, ModelFileError),
     ("rope.scaling.type", "yarn", UnsupportedModelError),
     ("context_length", 0, ModelFileError),
     ("ssm.conv_kernel", 1, ModelFileError),
@@ -265,6 +287,8 @@ METADATA_FAULTS: list[tuple[str, Any, type[Exception]]] = [
     ("full_attention_interval", 2, UnsupportedModelError),
     ("attention.recurrent_layers", np.array([True]), ModelFileError),
     ("attention.recurrent_layers", 3, ModelFileError),
+    ("attention.recurrent_layers", np.array([float("nan")] * 4), ModelFileError),
+    ("ssm.state_size", 1 << 14, ModelFileError),
     ("expert_shared_feed_forward_length", 64, ModelFileError),
     ("expert_gating_func", 2, UnsupportedModelError),
 ]
@@ -295,7 +319,89 @@ def test_metadata_that_does_not_fit_is_named(
     ):
         open_model(index, local.device, 64, 1)
     assert got.type is error
-    assert BLAMED.get(key, key) in str(got.value) or "tensor 'blk." in str(got.value)
+    assert any(name in str(got.value) for name in (key, BLAMED.get(key, key), "tensor 'blk."))
+
+
+def test_states_that_the_machine_cannot_hold_are_refused_before_they_are_promised(local: LocalModel) -> None:
+    device = replace(local.device.info, memory_total_bytes=1_000_000)
+    local.device.info, info = device, local.device.info
+    try:
+        with pytest.raises(DeviceError, match="bytes of memory for their states, but CPU has 1000000"):
+            open_model(local.index, local.device, 4096, 2)
+    finally:
+        local.device.info = info
+
+
+# -- numbers that are not finite
+
+
+def damaged(folder: Path, name: str, value: float, tiny: TinyModel = SMALL) -> Path:
+    """A file with one value of an F32 tensor replaced."""
+    path = write_tiny_gguf(folder / "damaged.gguf", tiny)
+    with ModelIndex.open(path) as index:
+        offset = index.tensors[name].offset
+    data = bytearray(path.read_bytes())
+    data[offset + 8 : offset + 12] = np.float32(value).tobytes()
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "output_norm.weight",
+        "blk.0.attn_norm.weight",
+        "blk.0.ssm_a",
+        "blk.1.ssm_dt.bias",
+        "blk.1.ffn_gate_inp.weight",
+        "blk.2.ssm_conv1d.weight",
+        "blk.3.attn_q_norm.weight",
+        "blk.3.attn_q.weight",
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
+def test_a_damaged_float_tensor_is_named_at_load(tmp_path: Path, name: str, value: float) -> None:
+    path = damaged(tmp_path, name, value)
+    with pytest.raises(ModelFileError, match=f"tensor '{name}' is damaged: value 2"), open_local(path):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_half_floats_are_looked_through_too(tmp_path: Path, kind: str) -> None:
+    path = damaged(tmp_path, "blk.3.attn_k.weight", float("nan"), replace(SMALL, dense_type=kind))
+    with pytest.raises(ModelFileError, match=r"'blk\.3\.attn_k\.weight' is damaged"), open_local(path):
+        pass
+
+
+@pytest.mark.parametrize("n_tokens", [1, 20])
+@pytest.mark.parametrize("layer", range(SMALL.n_layer))
+def test_a_damaged_expert_ends_the_pass(local: LocalModel, layer: int, n_tokens: int) -> None:
+    """The logits of a quantised model would be zeros, from which a token can be drawn."""
+
+    def experts(call: ExpertCall) -> F32Array:
+        rows = local.experts(call)
+        if call.layer == layer:
+            rows[-1, 5] = np.nan
+        return rows
+
+    where = min(layer + 1, SMALL.n_layer - 1)
+    with pytest.raises(DeviceError, match=f"not finite in layer {where}: "):
+        run_pass(local.model.forward(0, TOKENS[:n_tokens]), experts)
+    with pytest.raises(UsageError, match="reset"):
+        local.run(TOKENS)
+
+
+def test_a_slot_forgets_numbers_that_are_not_finite(local: LocalModel) -> None:
+    """64 tokens and more take ggml's tiled attention, which adds 0 * NaN for cells that the mask hides."""
+
+    def experts(call: ExpertCall) -> F32Array:
+        return np.full_like(call.rows, np.nan) if call.layer == 2 else local.experts(call)
+
+    tokens = random_tokens(80, SMALL.n_vocab)
+    with pytest.raises(DeviceError, match="layer 3"):
+        run_pass(local.model.forward(0, tokens), experts)
+    local.model.reset(0)
+    np.testing.assert_array_equal(local.run(tokens[:66]), local.run(tokens[:66], 1))
 
 
 def test_per_layer_head_counts_that_agree_are_taken(local: LocalModel) -> None:

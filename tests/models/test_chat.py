@@ -8,11 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pytest
 
 from swarmnode.config import ModelsConfig
 from swarmnode.errors import ModelFileError, UsageError
-from swarmnode.models.chat import ChatTemplate
+from swarmnode.models.chat import ChatTemplate, template_of
+from swarmnode.models.tokenizer import Tokenizer
+
+from .vocabulary import make_metadata
 
 CHATML = (
     "{%- for m in messages %}\n"
@@ -90,6 +94,14 @@ def test_a_prompt_without_end_is_cut_off() -> None:
 def test_a_broken_template_is_the_files_fault() -> None:
     with pytest.raises(ModelFileError, match="chat_template"):
         ChatTemplate("{% for m in messages %}")
+
+
+def test_a_template_that_is_no_text_is_the_files_fault() -> None:
+    tokenizer = Tokenizer(make_metadata())
+    assert template_of({}, tokenizer) is None
+    for value in (("x",), 5, np.array([1.0])):
+        with pytest.raises(ModelFileError, match=r"tokenizer\.chat_template is .*, not a string"):
+            template_of({"tokenizer.chat_template": value}, tokenizer)
 
 
 # -- templates that are programs without end

@@ -75,6 +75,33 @@ def test_masked_tokens_are_never_drawn() -> None:
     assert {sampler.sample(logits) for _ in range(100)} == {2, 5}
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-45, 1e-20, 9e-6, 1e-5, 1e-4])
+def test_hardly_any_temperature_is_greedy(temperature: float) -> None:
+    for logits in (LOGITS, LOGITS * np.float32(1e37), np.array([-np.inf, 3e38, -3e38, 1, 0], np.float32)):
+        sampler = Sampler(SamplingParams(**(ALL | {"temperature": temperature})))
+        assert {sampler.sample(logits) for _ in range(20)} == {1}
+        probabilities = sampler.distribution(logits)[1]
+        assert probabilities[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1.0, 100.0])
+@pytest.mark.parametrize("top_p", [5e-324, 1e-310, 1 - 2**-53, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 5e-324, 1e-310, 1 - 2**-53, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 2**31 - 1])
+def test_extreme_but_legal_values_give_a_token(
+    temperature: float, top_p: float, min_p: float, top_k: int
+) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k, seed=1)
+    for logits in (LOGITS, np.array([3e38, -3e38, -np.inf, 0, 0], np.float32), np.zeros(5, np.float32)):
+        sampler = Sampler(params)
+        ids, probabilities = sampler.distribution(logits)
+        assert np.isfinite(probabilities).all()
+        assert probabilities.sum() == pytest.approx(1.0)
+        drawn = {sampler.sample(logits) for _ in range(10)}
+        assert drawn <= {int(i) for i in ids}
+        assert all(np.isfinite(logits[token]) for token in drawn)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_a_device_error(bad: float) -> None:
     logits = LOGITS.copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,6 +123,20 @@ def test_ids_outside_the_vocabulary_are_usage_errors(token_id: int) -> None:
         ({"tokens": ["!", '"'], "token_type": [1, 1]}, ModelFileError, "byte symbols"),
         ({"eos_token_id": 10**6}, ModelFileError, "eos_token_id"),
         ({"bos_token_id": "x"}, ModelFileError, "bos_token_id"),
+        ({"bos_token_id": True}, ModelFileError, "bos_token_id"),
+        ({"model": np.array([1, 2])}, ModelFileError, "tokenizer.ggml.model"),
+        ({"model": ("gpt2", "x")}, ModelFileError, "tokenizer.ggml.model"),
+        ({"pre": ("qwen35",)}, ModelFileError, "tokenizer.ggml.pre"),
+        ({"pre": "x" * 10**6}, UnsupportedModelError, "^.{0,200}$"),
+        ({"token_type": 1}, ModelFileError, "token_type"),
+        ({"token_type": "1" * (N_NORMAL + 5)}, ModelFileError, "token_type"),
+        ({"token_type": ("x",) * (N_NORMAL + 5)}, ModelFileError, "token_type"),
+        ({"token_type": np.full(N_NORMAL + 5, np.nan)}, ModelFileError, "token_type"),
+        ({"token_type": np.full(N_NORMAL + 5, True)}, ModelFileError, "token_type"),
+        ({"tokens": "abc"}, ModelFileError, "tokens"),
+        ({"add_bos_token": np.array([True, False])}, ModelFileError, "add_bos_token"),
+        ({"add_bos_token": "false"}, ModelFileError, "add_bos_token"),
+        ({"add_bos_token": 1}, ModelFileError, "add_bos_token"),
     ],
 )
 def test_a_bad_vocabulary_is_named(changes: dict[str, Any], error: type[Exception], named: str) -> None:
