@@ -143,7 +143,7 @@ class ModelsConfig:
     template_compile_s: float = 10.0
     """Starting Python (60 ms) and compiling a chat template (100 KB: 0.2 s), on a machine that is busy otherwise."""
     template_render_s: float = 3.0
-    """Longest rendering: 8 MB of messages take 0.3 s. A template that loops for ever delays a SIGTERM by as much."""
+    """Longest rendering: 8 MB of messages take 0.1 s. A template that loops for ever delays a SIGTERM by as much."""
     template_memory_bytes: int = 512 * MIB
     """Address space of the process that renders chat templates: a Python with 8 MB of messages in several copies."""
 
