@@ -220,7 +220,8 @@ class Ops:
         section).
         """
         need(pos.type == ggml.I32 and pos.ne[0] == 4 * x.ne[2] and len(sections) == 4, "rope_multi", x, pos)
-        need(0 < n_rot <= x.ne[0] and n_rot % 2 == 0 and sum(sections) > 0, "rope_multi", x, pos)
+        need(0 < n_rot <= x.ne[0] and n_rot % 2 == 0 and x.ne[0] % 2 == 0, "rope_multi", x, pos)
+        need(min(sections) >= 0 and 0 < sum(sections) <= x.ne[0], "rope_multi", x, pos)
         c_sections = (ctypes.c_int * 4)(*sections)
         scaling = (
             1.0,

@@ -183,7 +183,11 @@ class ModelIndex:
         promised = self.metadata.get(key)
         if promised is None:
             return
-        is_list = isinstance(promised, np.ndarray) and promised.shape == (n_blocks,)
+        is_list = (
+            isinstance(promised, np.ndarray)
+            and promised.shape == (n_blocks,)
+            and np.issubdtype(promised.dtype, np.integer)
+        )
         if not is_list and not isinstance(promised, int):
             raise ModelFileError(f"{self._path}: {key} is neither an integer nor {n_blocks} of them")
         for layer, layout in self.expert_layers.items():

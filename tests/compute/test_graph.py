@@ -192,6 +192,8 @@ def test_wrong_input_arrays_are_refused(device: Device) -> None:
         lambda b, x: b.ssm_conv(x, b.input("w", ggml.F32, 4, 6)),
         lambda b, x: b.gated_delta_net(x, x, x, x, x, x),
         lambda b, x: b.rope_multi(x, b.input("pos", ggml.I32, 3), 4, (1, 1, 0, 0), 40, 64, 1e4),
+        lambda b, x: b.rope_multi(x, b.input("pos", ggml.I32, 4), 4, (9, 9, 9, 0), 40, 64, 1e4),
+        lambda b, x: b.rope_multi(x, b.input("pos", ggml.I32, 4), 4, (2, -1, 0, 0), 40, 64, 1e4),
         lambda b, x: b.flash_attn_ext(x, x, x, b.input("mask", ggml.F16, 5, 4), 1.0),
         lambda b, x: b.output("y", b.transpose(x)),
         lambda b, x: b.input("x", ggml.F32, 4),

@@ -169,6 +169,13 @@ MALFORMED: dict[str, tuple[Broken, str]] = {
         with_key("qwen35moe.expert_feed_forward_length", array(ValueType.UINT32, 1, u32(N_FF))),
         "expert_feed_forward_length",
     ),
+    "n_ff_list_of_nan": (
+        with_key(
+            "qwen35moe.expert_feed_forward_length",
+            array(ValueType.FLOAT32, 2, struct.pack("<2f", N_FF, float("nan"))),
+        ),
+        "expert_feed_forward_length",
+    ),
     "embedding_missing": (GOOD.without("token_embd.weight"), "token_embd"),
     "vocabulary_other": (
         with_key("tokenizer.ggml.tokens", array(ValueType.STRING, 1, text("a"))),
