@@ -205,7 +205,10 @@ def _verdict(alone: Answer, helped: Answer, n_workers: int, deadline_s: float) -
         <= allowed_s,
     }
     say(swarm_line(swarm))
-    say(f"time between tokens: median {median_s * 1e3:.1f} ms, longest {longest_s * 1e3:.1f} ms")
+    slowest = 2 + helped.gaps_s.index(longest_s)
+    say(
+        f"time between tokens: median {median_s * 1e3:.1f} ms, longest {longest_s * 1e3:.1f} ms (before token {slowest})"
+    )
     for text, held in checks.items():
         say(f"  {'ok  ' if held else 'FAIL'} {text}")
     if all(checks.values()):
