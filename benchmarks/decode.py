@@ -9,7 +9,8 @@ says nothing about the gain of more machines. The peer is left out if `make benc
 the work folder, so that a second run starts at once.
 
 wait ms, send ms: a token's waits for sockets and its time in the kernel with bytes to send. python us: what remains,
-a layer and token, thread wake-ups included. cpu us: CPU time of the two threads that run Python, outside ggml.
+a layer and token, thread wake-ups included. cpu us (with --cpu): CPU time of the two threads that run Python, outside
+ggml; less disturbed by a busy machine, but its clocks slow down what is measured.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def half_of_experts_bytes(manifest: Manifest) -> int:
 
 async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
     """All rounds, then the table."""
-    watch = Stopwatch()
+    watch = Stopwatch(cpu=options.cpu)
     opening = open_bench_swarm(options.model, options.work, options.threads, FORMS, watch)
     async with watch.running(), opening as swarm:
         for _ in range(N_WORKERS):
@@ -257,6 +258,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("/tmp/swarmnode-bench"))
+    parser.add_argument("--cpu", action="store_true", help="measure CPU time, too")
     parser.add_argument("--repack", action="store_true", help="llama.cpp also with repacked weights (+ 5 GB)")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
