@@ -207,7 +207,8 @@ def _verdict(alone: Answer, helped: Answer, n_workers: int, deadline_s: float) -
     say(swarm_line(swarm))
     slowest = 2 + helped.gaps_s.index(longest_s)
     say(
-        f"time between tokens: median {median_s * 1e3:.1f} ms, longest {longest_s * 1e3:.1f} ms (before token {slowest})"
+        f"time between tokens: median {median_s * 1e3:.1f} ms, longest {longest_s * 1e3:.1f} ms "
+        f"(before token {slowest})"
     )
     for text, held in checks.items():
         say(f"  {'ok  ' if held else 'FAIL'} {text}")

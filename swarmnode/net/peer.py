@@ -43,6 +43,21 @@ class _Waiter:
         self.reply: ReplyReceived | None = None
 
 
+class Asked:
+    """A request that is on its way."""
+
+    __slots__ = ("_peer", "_request_id", "_waiter")
+
+    def __init__(self, peer: Peer, request_id: int, waiter: _Waiter) -> None:
+        self._peer = peer
+        self._request_id = request_id
+        self._waiter = waiter
+
+    async def reply(self) -> tuple[Message, memoryview]:
+        """The reply with its body (read-only). Cancelling tells the peer; errors as `Peer.request`."""
+        return await self._peer._reply(self._request_id, self._waiter)
+
+
 class Peer:
     """One open connection to a node. Made by `open_peer`."""
 
@@ -100,9 +115,25 @@ class Peer:
         Raises RequestRefusedError, ConnectionLostError, or UsageError for a message over its caps.
         """
         await self._stream.wait_room()
+        asked = self.begin(message, body, traffic_class=traffic_class)
+        assert asked is not None  # there is room, and nothing ran in between
+        return await asked.reply()
+
+    def begin(
+        self, message: Message, body: Body = (), *, traffic_class: TrafficClass | None = None
+    ) -> Asked | None:
+        """Ask without waiting: the request is on its way when this returns, None if there is no room for it now.
+
+        Whoever begins must await `reply()`, in a task of its own if need be. Raises ConnectionLostError or UsageError.
+        """
+        if not self._stream.has_room():
+            return None
         request_id = self._connection.send_request(message, flat_parts(body), traffic_class)
-        waiter = self._waiting[request_id] = _Waiter()
+        self._waiting[request_id] = waiter = _Waiter()
         self._stream.wake()
+        return Asked(self, request_id, waiter)
+
+    async def _reply(self, request_id: int, waiter: _Waiter) -> tuple[Message, memoryview]:
         try:
             await waiter.event.wait()
         finally:

@@ -90,11 +90,14 @@ class SecureStream:
 
     async def wait_room(self) -> None:
         """Wait until the peer takes one more request and the queue is below its cap. Raises ConnectionLostError."""
-        while self.ended is None:
-            if self.connection.can_request and self.connection.queued_bytes < self._config.max_queued_bytes:
-                return
+        while not self.has_room():
             await self._room_lot.park()
-        raise self.lost()
+
+    def has_room(self) -> bool:
+        """Whether one more request may be made now. Raises ConnectionLostError."""
+        if self.ended is not None:
+            raise self.lost()
+        return self.connection.can_request and self.connection.queued_bytes < self._config.max_queued_bytes
 
     async def wait_change(self) -> None:
         """Wait until something has left, has come, or `tell_change` was called. Cancelled when the connection ends."""

@@ -7,6 +7,7 @@ lost or lying and the layer is still right. A worker that failed once is out of 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -19,6 +20,7 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import DispatchConfig
 from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError, UsageError
 from swarmnode.models.base import ExpertCall
+from swarmnode.net.peer import Asked, Body
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
 from swarmnode.services.account import Account, WorkerShare
 from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, rows_agree, share_weights
@@ -58,6 +60,17 @@ class _Answer:
     share: Share
     values: F32
     audit: float | None
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A piece of a worker's share. `order` sorts the answers of a layer as they were asked for."""
+
+    worker: Worker
+    share: Share
+    order: int
+    deadline_s: float
+    entry: WorkerShare
 
 
 class PendingLayer:
@@ -166,21 +179,25 @@ class RemoteExperts:
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
-        order = 0
         async with open_flat_nursery() as nursery:
-            for index, share in plan.remote:
-                deadline_s = self._deadline_s(call, share)
-                for piece in split_share(share, call.ids, workers[index].max_rows):
-                    nursery.start_soon(
-                        self._ask, order, workers[index], call, piece, deadline_s, pending, account
-                    )
-                    order += 1
-            await trio.lowlevel.checkpoint()  # the shares are on their way before our own is computed
+            # Sent from here, not from the tasks that wait: trio starts tasks in any order, maybe after our own share.
+            for order, (index, piece, deadline_s) in enumerate(self._pieces(layer, workers)):
+                worker = workers[index]
+                request = _Request(worker, piece, order, deadline_s, account.worker(worker.node_id.short))
+                asked = self._begin(call, request)
+                nursery.start_soon(self._ask, call, request, asked, pending)
             if plan.local is not None:
                 await self._compute.run(partial(pending.add_local, plan.local))
             started_s = trio.current_time()
         account.wait_s += trio.current_time() - started_s
         return pending
+
+    def _pieces(self, layer: RemoteLayer, workers: tuple[Worker, ...]) -> Iterator[tuple[int, Share, float]]:
+        """Each worker's share, in pieces that it takes, with the deadline of the whole share in seconds."""
+        for index, share in layer.plan.remote:
+            deadline_s = self._deadline_s(layer.call, share)
+            for piece in split_share(share, layer.call.ids, workers[index].max_rows):
+                yield index, piece, deadline_s
 
     def _deadline_s(self, call: ExpertCall, share: Share) -> float:
         n_rows = len(share.rows) + (len(share.flat) if self._form.exact else len(share.rows))
@@ -188,25 +205,18 @@ class RemoteExperts:
         return self._config.share_deadline_s(len(share.flat), n_rows * call.rows.shape[1] * item_bytes)
 
     async def _ask(
-        self,
-        order: int,
-        worker: Worker,
-        call: ExpertCall,
-        share: Share,
-        deadline_s: float,
-        pending: PendingLayer,
-        account: Account,
+        self, call: ExpertCall, request: _Request, asked: Asked | None, pending: PendingLayer
     ) -> None:
-        """Send one share and take its reply; a share that fails in any way is left for the local replica."""
-        entry = account.worker(worker.node_id.short)
+        """Take the reply to a piece; one that fails in any way is left for the local replica."""
+        worker, entry = request.worker, request.entry
         entry.requests += 1
         started_s = trio.current_time()
         values: F32 | None = None
         try:
-            with trio.move_on_after(deadline_s) as deadline:
-                values = await self._request(worker, call, share, entry)
+            with trio.move_on_after(request.deadline_s) as deadline:
+                values = await self._reply(call, request, asked)
             if deadline.cancelled_caught:
-                self._members.missed(worker, f"no answer within {deadline_s * 1e3:.0f} ms")
+                self._members.missed(worker, f"no answer within {request.deadline_s * 1e3:.0f} ms")
         except BadReplyError as error:
             self._members.quarantine(worker, str(error))
         except RequestRefusedError as refusal:
@@ -214,23 +224,46 @@ class RemoteExperts:
         except (
             RemoteError,
             UsageError,
-        ) as error:  # UsageError: the peer's own caps do not let the request through
+        ) as error:  # UsageError: the peer's caps do not let the request through
             self._members.missed(worker, str(error))
         entry.wait_s += trio.current_time() - started_s
         if values is None:
             entry.late += 1
-            pending.failed.append(share)
+            pending.failed.append(request.share)
             return
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
-        pending.answers.append(_Answer(order, worker, share, values, audit))
-        entry.pairs += len(share.flat)
-        worker.tally.pairs += len(share.flat)
+        pending.answers.append(_Answer(request.order, worker, request.share, values, audit))
+        entry.pairs += len(request.share.flat)
+        worker.tally.pairs += len(request.share.flat)
         self._members.answered(worker)
 
-    async def _request(self, worker: Worker, call: ExpertCall, share: Share, entry: WorkerShare) -> F32:
+    def _begin(self, call: ExpertCall, request: _Request) -> Asked | None:
+        """Send a piece now. None if that cannot be: the task that waits for the reply then tries, and says why not."""
+        try:
+            message, body, traffic_class = self._message(call, request)
+            return request.worker.peer.begin(message, body, traffic_class=traffic_class)
+        except (RemoteError, UsageError):
+            return None
+
+    async def _reply(self, call: ExpertCall, request: _Request, asked: Asked | None) -> F32:
+        if asked is None:
+            message, body, traffic_class = self._message(call, request)
+            reply, reply_body = await request.worker.peer.request(message, body, traffic_class=traffic_class)
+        else:
+            reply, reply_body = await asked.reply()
+        if not isinstance(reply, Rows):
+            raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
+        share = request.share
+        expected = len(share.flat) if self._form.exact else len(share.rows)
+        values = parse_rows_body_untrusted(reply, reply_body, expected, call.rows.shape[1])
+        request.entry.bytes_in += len(reply_body)
+        return values
+
+    def _message(self, call: ExpertCall, request: _Request) -> tuple[Experts, Body, TrafficClass]:
+        share = request.share
         rows = call.rows[share.rows]
         weights = None if self._form.exact else share_weights(call, share)
-        encoding = self.encoding_for(rows, worker)
+        encoding = self.encoding_for(rows, request.worker)
         body = encode_experts_body(rows, share.pair_row, share.pair_expert, weights, encoding)
         message = Experts(
             model=self._model_id,
@@ -240,16 +273,9 @@ class RemoteExperts:
             n_rows=len(share.rows),
             n_pairs=len(share.flat),
         )
+        request.entry.bytes_out += sum(len(part) for part in body)
         few = len(call.rows) <= self._config.decode_rows
-        traffic_class = TrafficClass.DECODE if few else TrafficClass.PREFILL
-        reply, reply_body = await worker.peer.request(message, body, traffic_class=traffic_class)
-        if not isinstance(reply, Rows):
-            raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
-        expected = len(share.flat) if self._form.exact else len(share.rows)
-        values = parse_rows_body_untrusted(reply, reply_body, expected, call.rows.shape[1])
-        entry.bytes_out += sum(len(part) for part in body)
-        entry.bytes_in += len(reply_body)
-        return values
+        return message, body, TrafficClass.DECODE if few else TrafficClass.PREFILL
 
     def encoding_for(self, rows: F32, worker: Worker) -> str:
         """Encoding of these rows and of the reply: f32 if f16 cannot hold a number or the worker does not speak it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ import trio
 from swarmnode.config import Config, DispatchConfig
 from swarmnode.errors import BudgetError, RequestRefusedError
 from swarmnode.models.base import ExpertCall
-from swarmnode.net.peer import Body, Handler, Peer
-from swarmnode.schedule.dispatch import plan_layer
+from swarmnode.net.peer import Asked, Body, Handler, Peer
+from swarmnode.schedule.dispatch import Share, plan_layer
 from swarmnode.services.account import Account
 from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Standing
-from swarmnode.services.remote_experts import EXACT, WireForm
+from swarmnode.services.remote_experts import EXACT, PendingLayer, WireForm
 from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
 from swarmnode.wire.messages import Experts, Message, Rows
 from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES
@@ -100,6 +101,32 @@ async def test_joining_at_once_does_not_overlap(tiny_model: Path, tmp_path: Path
         await swarm.until(lambda: len(swarm.serving()) == 4)
         held = list(swarm.serving().values())
     assert len(frozenset().union(*held)) == 16
+
+
+async def test_shares_are_sent_before_the_own_one_is_computed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever order trio starts tasks in: it is a coin flip for each batch."""
+    events: list[str] = []
+    begin = Peer.begin
+    add_local = PendingLayer.add_local
+
+    def noting_begin(peer: Peer, message: Message, *arguments: Any, **options: Any) -> Asked | None:
+        if isinstance(message, Experts):
+            events.append("sent")
+        return begin(peer, message, *arguments, **options)
+
+    def noting_add_local(pending: PendingLayer, share: Share) -> None:
+        events.append("computed")
+        add_local(pending, share)
+
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        await swarm.join(ALL_BYTES // 2)
+        monkeypatch.setattr(Peer, "begin", noting_begin)
+        monkeypatch.setattr(PendingLayer, "add_local", noting_add_local)
+        await swarm.generate(PROMPT, 12)
+    assert events.count("computed") > 8
+    assert all(events[i - 1] == "sent" for i, event in enumerate(events) if event == "computed")
 
 
 @pytest.mark.parametrize("at_token", [1, 2, 9])
