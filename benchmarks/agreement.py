@@ -1,6 +1,6 @@
 """How close our logits are to llama.cpp's on the same GGUF, and whether greedy answers are the same tokens.
 
-    python benchmarks/agreement.py --reference DIR [--threads N]
+    python -m benchmarks.agreement --reference DIR [--threads N]
 
 DIR holds GGUFs, `truth.json` ({file: {"greedy": {name: {"prompt": ids, "greedy": ids}}}}) and for each GGUF an
 .npz of the same name: `tokens` i32 [T], `prefill` and `decode` f32 [T, n_vocab] (all tokens in one batch, and one at

@@ -1,6 +1,6 @@
 """The channel against plain TCP: round trips of a 6 KB request and reply, and one-way 4 MB bodies, over 127.0.0.1.
 
-    python benchmarks/channel.py [--rounds 7] [--json]
+    python -m benchmarks.channel [--rounds 7] [--json]
 
 The peer is what a program without swarmnode would do: trio, a length prefix, the raw bytes. Client and server are two
 processes; the two channels take turns within each round, and the medians over all rounds are compared.

@@ -1,6 +1,6 @@
 """Rows/s of the expert bank against ggml's bare mul_mat_id on the same tensors, in one run.
 
-    python benchmarks/kernels.py [--threads N] [--experts N] [--n-embd 3072] [--n-ff 1024] [--seconds 0.5]
+    python -m benchmarks.kernels [--threads N] [--experts N] [--n-embd 3072] [--n-ff 1024] [--seconds 0.5]
 
 The peer is the least that ggml can do for the same pairs: three mul_mat_id and a swiglu in one prebuilt graph, with
 inputs already in place and outputs left there. What the bank adds is checks, gathering rows and copying them out.

@@ -1,6 +1,6 @@
 """Experts against the float64 oracle, on the bundled model's layer 0 and the rows its own gate sees.
 
-    python benchmarks/oracle.py [--device NAME]
+    python -m benchmarks.oracle [--device NAME]
 
 Prints (1) the layer cut into four shards, each computed alone in float64 and combined, against the whole layer;
 (2) ggml's experts against float64, the minimum cosine over rows and the largest difference, for the file's own weights

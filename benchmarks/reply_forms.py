@@ -1,6 +1,6 @@
 """What each reply form and encoding does to the logits: the bundled model, every routed row over three workers.
 
-    python benchmarks/reply_forms.py
+    python -m benchmarks.reply_forms
 
 One process, memory network. Prints for each text the cosine of all its logits with those of a run without workers, the
 lowest cosine of a single token, the largest difference, and how often the most probable token is the same.

@@ -259,6 +259,11 @@ class Folders:
         return Folders(home / "data", home / "cache", home / "config")
 
     @property
+    def models(self) -> tuple[Path, ...]:
+        """Where models are looked for by name: the current folder and `models` in the cache folder."""
+        return Path(), self.cache / "models"
+
+    @property
     def key_file(self) -> Path:
         """The node's Ed25519 key."""
         return self.data / "node.key"

@@ -52,5 +52,5 @@ def main(**_: Any) -> None:
     \b
     Example: swarmnode backbone
              swarmnode join --budget 300MB --bootstrap swarm://ID@host:4790
-             swarmnode generate "Once upon a time"
+             swarmnode generate "To Sherlock Holmes she is always"
     """

@@ -28,9 +28,16 @@ from swarmnode.cli.common import (
 )
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
-from swarmnode.node.backbone import BackboneOptions, run_backbone
+from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.remote_experts import EXACT, WireForm
-from swarmnode.services.reports import BackboneEvent, Connecting, Hashing, Ready, Waiting
+from swarmnode.services.reports import (
+    BackboneEvent,
+    Connecting,
+    Hashing,
+    Ready,
+    Waiting,
+    WorkerChanged,
+)
 
 
 @click.command("backbone")
@@ -100,6 +107,7 @@ def command(
         n_slots=slots,
     )
     trio.run(partial(run_backbone, options, _Face().show))
+    say("stopped")
 
 
 class _Face:
@@ -115,10 +123,19 @@ class _Face:
             case Ready():
                 self._hashing.close()
                 self._ready(event)
+            case WorkerChanged():
+                self._worker(event)
             case Connecting():
                 say(f"dialling {event.address}")
             case Waiting():
                 say(f"waiting {event.delay_s:.1f} s: {event.reason}")
+
+    def _worker(self, event: WorkerChanged) -> None:
+        reason = f" ({event.reason})" if event.reason else ""
+        say(
+            f"worker {event.worker} {event.standing}{reason}: {event.n_experts} experts; "
+            f"{event.covered} of {event.total} covered by workers"
+        )
 
     def _ready(self, event: Ready) -> None:
         manifest = event.manifest
@@ -133,6 +150,10 @@ class _Face:
         for address in event.addresses:
             say(f"swarm {address}")
         say(f"api {event.api_url}")
-        say("Workers join with: swarmnode join --budget 300MB --bootstrap ADDRESS  (the line after `swarm`)")
+        budget = "300MB" if routed > 900_000_000 else f"{1 + routed // 3_000_000}MB"
+        for address in event.addresses:
+            say(f"Workers join with: swarmnode join --budget {budget} --bootstrap {address}")
         if any(address.host in ("0.0.0.0", "::") for address in event.addresses):
-            say("In ADDRESS write this machine's name or address instead of 0.0.0.0 or [::].")
+            say("There, write this machine's name or address instead of 0.0.0.0 or [::].")
+        if all(is_loopback(address.host) for address in event.addresses):
+            say("Only this machine can join; for others start with --listen 0.0.0.0:4790.")

@@ -134,10 +134,18 @@ def _self_test(report: SelfTestReport) -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        yield "ok", f"memory: {format_bytes(free)} free of {format_bytes(total)}"
+    """Linux only: other systems do not tell without a library."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return
+    kilobytes = {line.split()[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines()}
+    total, available = kilobytes["MemTotal:"] * 1024, kilobytes["MemAvailable:"] * 1024
+    budget = max(1, available // 2 // 10**6)
+    yield (
+        "ok",
+        f"memory: {format_bytes(available)} available of {format_bytes(total)}; "
+        f"half of it as a worker's budget: --budget {budget}MB",
+    )
 
 
 def _folders(folders: Folders) -> Iterator[Finding]:

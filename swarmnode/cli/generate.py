@@ -36,7 +36,7 @@ def command(prompt: str, api: str, max_tokens: int, chat: bool, quiet: bool, **s
     """Continue PROMPT with a running backbone ("-" reads it from standard input).
 
     \b
-    Example: swarmnode generate "It was a cold morning" --max-tokens 64
+    Example: swarmnode generate "To Sherlock Holmes she is always"
     """
     text = _prompt_text(prompt)
     SamplingParams(
@@ -46,12 +46,15 @@ def command(prompt: str, api: str, max_tokens: int, chat: bool, quiet: bool, **s
     body |= {name: value for name, value in sampling.items() if value is not None}
     body |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     swarm: dict[str, Any] = {}
-    for piece in stream_completion(api, body, chat=chat):
-        swarm = piece.get("swarm", swarm)
-        answer = piece_text(piece)
-        click.echo(visible(answer, keep="\n\t") if sys.stdout.isatty() else answer, nl=False)
-        sys.stdout.flush()
-    click.echo()
+    try:
+        for piece in stream_completion(api, body, chat=chat):
+            swarm = piece.get("swarm", swarm)
+            answer = piece_text(piece)
+            click.echo(visible(answer, keep="\n\t") if sys.stdout.isatty() else answer, nl=False)
+            sys.stdout.flush()
+    finally:
+        if swarm:  # something was printed
+            click.echo()
     if not quiet:
         complain(swarm_line(swarm))
 
@@ -84,6 +87,8 @@ def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator
         raise ConnectionLostError(
             f"no backbone answers at {base} ({error}); start one with `swarmnode backbone`, or give --api"
         ) from error
+    except httpx.RemoteProtocolError as error:
+        raise ConnectionLostError("the answer broke off: the backbone was stopped") from error
     except httpx.HTTPError as error:
         raise ConnectionLostError(f"the answer of {base} broke off: {error}") from error
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
+from pathlib import Path
 
 import click
 
-from swarmnode.cli.common import clear_errors, say
+from swarmnode.cli.common import clear_errors, folders_of, home_option, say
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.errors import ModelFileError, UnsupportedModelError
 from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.inspect import Description, describe
+from swarmnode.weights.shard import ShardFile
+from swarmnode.weights.slices import ranges_of
 
 
 @click.command("inspect")
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@home_option
 @clear_errors
-def command(model: str | None, as_json: bool) -> None:
+def command(model: str | None, as_json: bool, home: Path | None) -> None:
     """Show layers, experts, bytes per expert, quantisation and the dense path of MODEL.
 
     MODEL is a GGUF file (any part of a split one) or a known name; without it, the bundled model.
@@ -26,12 +31,32 @@ def command(model: str | None, as_json: bool) -> None:
     \b
     Example: swarmnode inspect model-00001-of-00003.gguf
     """
-    with ModelIndex.open(resolve_model(model)) as index:
+    path = resolve_model(model, folders_of(home).models)
+    shard = _shard(path)
+    if shard is not None:
+        _print_shard(shard)
+        return
+    with ModelIndex.open(path) as index:
         description = describe(index)
     if as_json:
         click.echo(json.dumps(_plain(description), indent=1))
     else:
         _print(description)
+
+
+def _shard(path: Path) -> ShardFile | None:
+    """The file as a shard that `swarmnode shard` or a worker wrote; None if it is something else."""
+    try:
+        return ShardFile(path)
+    except (ModelFileError, UnsupportedModelError):
+        return None
+
+
+def _print_shard(shard: ShardFile) -> None:
+    count = sum(len(experts) for experts in shard.experts.values())
+    say(f"a shard of model {shard.model_id.hex()[:16]}: {count} experts, {format_bytes(shard.n_bytes)}")
+    for item in ranges_of(shard.experts):
+        say(f"  {item}")
 
 
 def _print(about: Description) -> None:
@@ -66,7 +91,9 @@ def _runs(about: Description) -> list[tuple[int, str]]:
 
 
 def _fit(about: Description, n_bytes: int) -> str:
-    return f"300MB hold {min(300_000_000 // n_bytes, about.n_expert * len(about.expert_bytes))}"
+    total = about.n_expert * len(about.expert_bytes)
+    fits = 300_000_000 // n_bytes
+    return f"300MB hold {fits} of {total}" if fits < total else f"300MB hold all {total}"
 
 
 def _plain(about: Description) -> dict[str, object]:

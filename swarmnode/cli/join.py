@@ -38,6 +38,7 @@ from swarmnode.services.reports import (
     Listening,
     Planned,
     Serving,
+    Started,
     Tested,
     Waiting,
 )
@@ -100,6 +101,7 @@ def command(
         trio.run(partial(run_worker, options, face.show))
     finally:
         face.close()
+    say("stopped")
 
 
 class _Face:
@@ -114,6 +116,8 @@ class _Face:
 
     def show(self, event: JoinEvent) -> None:
         match event:
+            case Started():
+                say(f"this node is {event.node}")
             case Connecting():
                 say(f"dialling {event.address}")
             case Waiting():

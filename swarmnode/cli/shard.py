@@ -23,9 +23,10 @@ from swarmnode.weights.slices import ExpertRange, parse_span
 @click.option("--layers", required=True, metavar="A:B", help="Layers A to B-1.")
 @click.option("--experts", required=True, metavar="A:B", help="Experts A to B-1 of each of these layers.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
 @home_option
 @clear_errors
-def command(model: str, layers: str, experts: str, output: Path, home: Path | None) -> None:
+def command(model: str, layers: str, experts: str, output: Path, force: bool, home: Path | None) -> None:
     """Write some experts of MODEL to a GGUF that any GGUF tool opens; the bytes are those of the source.
 
     \b
@@ -36,9 +37,11 @@ def command(model: str, layers: str, experts: str, output: Path, home: Path | No
         raise UsageError(f"{output.name} looks like a part of a split model; choose another name")
     if output.exists() and not output.is_file():
         raise UsageError(f"{output} is not a file; choose another name")
+    if output.exists() and not force:
+        raise UsageError(f"{output} exists; choose another name, or --force")
     if not output.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {output.absolute().parent}; make it first")
-    with ModelIndex.open(resolve_model(model)) as index:
+    with ModelIndex.open(resolve_model(model, folders_of(home).models)) as index:
         _check_span(index, wanted_layers, wanted_experts)
         if output.resolve() in {path.resolve() for path in index.paths}:
             raise UsageError(f"{output} is the model itself; choose another name")

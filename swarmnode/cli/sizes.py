@@ -8,7 +8,7 @@ import re
 import click
 
 UNITS = {
-    "": 1, "b": 1,
+    "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
@@ -16,7 +16,7 @@ UNITS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of "300MB" (10^6), "1.5GiB" (2^30), "512M" (2^20) or "1000"; raises ValueError otherwise."""
+    """Bytes of "300MB" (10^6), "1.5GiB" (2^30), "512M" (2^20) or "1000B"; raises ValueError otherwise."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     unit = UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import trio
 from starlette.applications import Starlette
@@ -39,16 +38,10 @@ from swarmnode.node.common import (
 )
 from swarmnode.services.contact import Contacts
 from swarmnode.services.engine import Engine
-from swarmnode.services.members import Members
+from swarmnode.services.members import Members, Worker
 from swarmnode.services.prober import Prober
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
-from swarmnode.services.reports import (
-    BackboneEvent,
-    Connecting,
-    Hashing,
-    Ready,
-    Waiting,
-)
+from swarmnode.services.reports import BackboneEvent, Hashing, Ready, WorkerChanged
 from swarmnode.services.runners import ComputeGate, Runner, Threads
 from swarmnode.services.seeder import Seeder
 from swarmnode.services.swarm_state import SwarmState
@@ -122,7 +115,7 @@ async def run_backbone(
     with hold_key(options.folders) as key:
         async with trio.open_nursery() as nursery, await _api_listener(options.api) as api_listener:
             nursery.start_soon(stop_on_signal, nursery.cancel_scope)
-            path = resolve_model(options.model, [Path.cwd(), options.folders.cache / "models"])
+            path = resolve_model(options.model, options.folders.models)
             with ModelIndex.open(path) as index:
                 await _serve_model(options, key, index, api_listener, report, task_status)
 
@@ -154,10 +147,11 @@ async def start_backbone(
     options: BackboneOptions,
     key: NodeKey,
     transport: Transport,
-    report: Callable[[Connecting | Waiting], None],
+    report: Callable[[BackboneEvent], None],
     nursery: trio.Nursery,
 ) -> tuple[PeerAddress, ...]:
     """Start the services in `nursery`; returns the addresses listened on."""
+    backbone.members.on_change = partial(_tell, backbone.state, report)
     endpoint = endpoint_of(options, key, "backbone")
     handlers = backbone.seeder.handlers
     attend = partial(_attend, backbone)
@@ -208,6 +202,13 @@ async def loaded(
         with trio.CancelScope(shield=True):
             await gate.run(bank.close)
             await gate.run(model.close)
+
+
+def _tell(state: SwarmState, report: Callable[[BackboneEvent], None], worker: Worker, left: bool) -> None:
+    covered, total = state.coverage()
+    standing = "left" if left else worker.standing.value
+    count = sum(item.count for item in worker.ranges)
+    report(WorkerChanged(worker.node_id.short, standing, worker.reason, count, covered, total))
 
 
 async def _attend(backbone: Backbone, peer: Peer) -> None:

@@ -24,7 +24,7 @@ from swarmnode.node.common import (
     stop_on_signal,
 )
 from swarmnode.services.contact import Contacts
-from swarmnode.services.reports import JoinEvent, Listening
+from swarmnode.services.reports import JoinEvent, Listening, Started
 from swarmnode.services.residence import ResidenceBuilder
 from swarmnode.services.runners import Threads
 from swarmnode.services.volunteer import VolunteerService
@@ -81,6 +81,7 @@ async def start_worker(
 ) -> None:
     """Start the worker's services in `nursery`."""
     endpoint = endpoint_of(options, key, "worker")
+    report(Started(key.node_id.short))
     if options.listen is not None:
         places = await listen_for_nodes(
             nursery, options, transport, endpoint, service.handlers, service.accepted

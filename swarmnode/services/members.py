@@ -81,6 +81,8 @@ class Members:
         self._routing = Routing()
         self._routed: tuple[Worker, ...] = ()
         self._stale = False
+        self.on_change: Callable[[Worker, bool], None] | None = None
+        """Told of every change of standing, and (True) when a worker has left."""
 
     @property
     def workers(self) -> list[Worker]:
@@ -129,7 +131,8 @@ class Members:
         if worker is not None and worker.peer is peer:
             del self._workers[peer.node_id]
             self._stale |= worker in self._routed
-            log.info("worker %s left", worker.node_id.short)
+            if self.on_change is not None:
+                self.on_change(worker, True)
 
     def leaving(self, peer: Peer) -> None:
         """The worker said that it goes: send it nothing more."""
@@ -178,6 +181,8 @@ class Members:
     def _set(self, worker: Worker, standing: Standing, reason: str) -> None:
         self._stale |= Standing.SERVING in (worker.standing, standing)
         worker.standing, worker.reason, worker.since_s = standing, reason, self._now()
+        if self.on_change is not None:
+            self.on_change(worker, False)
 
     def _rebuild(self, horizon_s: float) -> None:
         self._routed = tuple(

@@ -89,5 +89,24 @@ class Ready:
     api_url: str
 
 
-JoinEvent: TypeAlias = Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving
-BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready
+@dataclass(frozen=True)
+class WorkerChanged:
+    """A backbone's view of one worker: "serving", "suspect", "quarantined" or "left", and what all of them cover."""
+
+    worker: str
+    standing: str
+    reason: str
+    n_experts: int
+    covered: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker runs under this identity."""
+
+    node: str
+
+
+JoinEvent: TypeAlias = Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving
+BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged

@@ -107,13 +107,15 @@ class ResidenceBuilder:
         memory_bytes = self.device.info.memory_total_bytes
         if 0 < memory_bytes < self.budget_bytes:
             raise BudgetError(
-                f"the budget is {self.budget_bytes} bytes, {self.device.info.name} has {memory_bytes}; "
+                f"the budget is {self.budget_bytes / 1e6:.1f} MB, "
+                f"{self.device.info.name} has {memory_bytes / 1e6:.1f} MB; "
                 "give a smaller --budget"
             )
         smallest = min(layer.layout.expert_bytes for layer in manifest.layers.values())
         if self.budget_bytes < smallest:
             raise self._too_small(
-                f"one expert of {title(manifest)} takes {smallest} bytes, the budget is {self.budget_bytes}; "
+                f"one expert of {title(manifest)} takes {smallest / 1e6:.2f} MB, the budget is "
+                f"{self.budget_bytes / 1e6:.2f} MB; "
                 "give a larger --budget"
             )
 

@@ -25,6 +25,21 @@ class SwarmState:
     def as_dict(self) -> dict[str, Any]:
         """Model, coverage and workers now."""
         manifest = self.manifest
+        covered, _ = self.coverage()
+        return {
+            "model": manifest.name,
+            "model_id": manifest.model_id.hex(),
+            "layers": len(manifest.layers),
+            "experts_per_layer": manifest.n_expert,
+            "experts_covered": covered,
+            "form": self.form.form,
+            "encoding": self.form.encoding,
+            "deadline_ms": self.config.deadline_s * 1e3,
+            "workers": [self._worker(worker) for worker in self.members.workers],
+        }
+
+    def coverage(self) -> tuple[int, int]:
+        """Experts that some serving worker holds, and all routed experts."""
         covered = {
             (layer, expert)
             for worker in self.members.workers
@@ -32,17 +47,7 @@ class SwarmState:
             for layer, experts in worker.holdings.items()
             for expert in experts
         }
-        return {
-            "model": manifest.name,
-            "model_id": manifest.model_id.hex(),
-            "layers": len(manifest.layers),
-            "experts_per_layer": manifest.n_expert,
-            "experts_covered": len(covered),
-            "form": self.form.form,
-            "encoding": self.form.encoding,
-            "deadline_ms": self.config.deadline_s * 1e3,
-            "workers": [self._worker(worker) for worker in self.members.workers],
-        }
+        return len(covered), self.manifest.n_expert * len(self.manifest.layers)
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
         return {

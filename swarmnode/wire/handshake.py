@@ -90,7 +90,10 @@ class DialerHandshake:
         payload = self._noise.read_message_untrusted(data)
         node_id = identity_untrusted(payload, self._noise.remote_static)
         if node_id != self._expected:
-            raise HandshakeError(f"dialled {self._expected.short}, found {node_id.short}")
+            raise HandshakeError(
+                f"dialled {self._expected.short}, but {node_id.short} answered: another node, or a new key; "
+                "take the address that it prints now"
+            )
         answer = self._noise.write_message(self._credentials.identity)
         return answer, _secrets(self._noise, node_id)
 

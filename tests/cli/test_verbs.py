@@ -75,6 +75,17 @@ def test_shard_writes_a_gguf(tmp_path: Path) -> None:
     }
     assert reader.tensors[0].shape[-1] == 3
 
+    shown = run("inspect", str(out), home=tmp_path)
+    assert shown.exit_code == 0
+    assert "6 experts" in shown.output
+    assert "layer 1, experts 0:3" in shown.output
+
+    again = ["shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(out)]
+    refused = run(*again, home=tmp_path)
+    assert refused.exit_code == 1
+    assert "--force" in refused.output
+    assert run(*again, "--force", home=tmp_path).exit_code == 0
+
 
 @pytest.mark.parametrize(
     ("arguments", "says"),

@@ -17,7 +17,7 @@ LEVELS = [
     {"api"},
     {"services"},
     {"net", "schedule", "models"},
-    {"weights", "gossip"},
+    {"weights"},
     {"wire", "compute"},
     {"identity"},
     {"config", "errors"},
@@ -28,7 +28,7 @@ LEVELS = [
 TRIO_ROOMS = {"cli", "node", "net", "services", "api", "testing"}
 """Rooms that may import trio."""
 
-PURE_ROOMS = {"wire", "gossip", "schedule", "config", "errors", "identity"}
+PURE_ROOMS = {"wire", "schedule", "config", "errors", "identity"}
 """Rooms without a clock or randomness of their own; `identity` makes keys with the system's randomness only through
 `cryptography`."""
 

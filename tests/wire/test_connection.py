@@ -78,7 +78,7 @@ def fails_without_answer(
 
 def test_another_key_than_the_dialled_one() -> None:
     events, _ = fails_without_answer(DIALER, ACCEPTOR, endpoint(9))
-    assert "found" in str(events[0])
+    assert "answered" in str(events[0])
 
 
 def test_another_network() -> None:

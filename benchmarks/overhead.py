@@ -1,0 +1,110 @@
+"""Python's part of a decode step, piece by piece, without trio: what stands between one ggml graph and the next.
+
+    python -m benchmarks.overhead MODEL.gguf [--threads 2] [--tokens 60] [--flush-mb 0]
+
+`--flush-mb N` reads N MB after each graph, outside the measured time, as the weights of a large model would: what then
+differs is the cost of finding code and objects no longer in the caches near the core. Medians over tokens and layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from swarmnode.compute.bank import ExpertBank
+from swarmnode.compute.devices import open_device
+from swarmnode.compute.graph import Graph
+from swarmnode.models.registry import open_model
+from swarmnode.schedule.dispatch import Routing
+from swarmnode.services.forward import ForwardPass
+from swarmnode.weights.expert_layers import tensor_name
+from swarmnode.weights.index import ModelIndex
+
+WARM_UP_TOKENS = 5
+
+
+class Marks:
+    """When each graph began and ended, and a buffer that is read after each."""
+
+    def __init__(self, flush_mb: int) -> None:
+        self._buffer = np.ones(flush_mb * 1_000_000 // 8)
+        self.spans_ns: list[tuple[int, int]] = []
+
+    def install(self) -> None:
+        """Watch every `Graph.compute` of this process."""
+        compute = Graph.compute
+
+        def marked(graph: Graph) -> None:
+            began_ns = time.perf_counter_ns()
+            compute(graph)
+            self._buffer.sum()
+            self.spans_ns.append((began_ns, time.perf_counter_ns()))
+
+        Graph.compute = marked  # type: ignore[method-assign, assignment]
+
+
+def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[str, list[float]]:
+    """Microseconds of each piece, for each token (and layer)."""
+    marks = Marks(flush_mb)
+    pieces: dict[str, list[float]] = {
+        "begin token": [],
+        "to experts": [],
+        "to next layer": [],
+        "end token": [],
+    }
+    totals: list[float] = []
+    with ModelIndex.open(path) as index:
+        device = open_device("CPU", n_threads)
+        bank = ExpertBank(device)
+        for layer, layout in index.expert_layers.items():
+            stacked = {kind: index.data(tensor_name(layer, kind)) for kind in layout.kinds}
+            bank.bind(layout, range(layout.n_expert), stacked)
+        model = open_model(index, device, n_ctx=512, n_slots=1)
+        marks.install()
+        token = 7
+        for number in range(n_tokens + WARM_UP_TOKENS):
+            marks.spans_ns.clear()
+            began_ns = time.perf_counter_ns()
+            logits = ForwardPass(model, bank, 0, [token]).advance(Routing())
+            assert isinstance(logits, np.ndarray)
+            token = int(np.argmax(logits[-1]))
+            ended_ns = time.perf_counter_ns()
+            if number < WARM_UP_TOKENS:
+                continue
+            spans = marks.spans_ns  # dense path, experts, dense path, experts ..., logits
+            gaps = [1e-3 * (b[0] - a[1]) for a, b in pairwise(spans)]
+            first, last = 1e-3 * (spans[0][0] - began_ns), 1e-3 * (ended_ns - spans[-1][1])
+            pieces["begin token"].append(first)
+            pieces["to experts"] += gaps[0::2]
+            pieces["to next layer"] += gaps[1::2]
+            pieces["end token"].append(last)
+            totals.append((first + sum(gaps) + last) / model.n_layer)
+        pieces["all, a layer and token"] = totals
+        model.close()
+        bank.close()
+        device.close()
+    return pieces
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--flush-mb", type=int, default=0)
+    options = parser.parse_args()
+    pieces = measure(options.model, options.threads, options.tokens, options.flush_mb)
+    line = ", ".join(f"{name} {statistics.median(taken):.0f} us" for name, taken in pieces.items())
+    print(f"{options.model.name}, {options.threads} threads, flush {options.flush_mb} MB: {line}")
+
+
+if __name__ == "__main__":
+    main()
