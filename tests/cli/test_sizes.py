@@ -9,13 +9,21 @@ from swarmnode.cli.sizes import format_bytes, parse_bytes
 
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
-    [("300MB", 300_000_000), ("1.5GiB", 1_610_612_736), ("8 mb", 8_000_000), ("512M", 2**29), ("1000B", 1000)],
+    [
+        ("300MB", 300_000_000),
+        ("1.5GiB", 1_610_612_736),
+        ("8 mb", 8_000_000),
+        ("512M", 2**29),
+        ("1000B", 1000),
+    ],
 )
 def test_sizes(text: str, n_bytes: int) -> None:
     assert parse_bytes(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "MB", "300", "-1MB", "1x", "0", "1e9", "1.5.2MB", "999999999TB", "٣MB", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "MB", "300", "-1MB", "1x", "0", "1e9", "1.5.2MB", "999999999TB", "٣MB", "nan"]
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|range"):
         parse_bytes(text)
