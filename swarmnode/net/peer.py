@@ -54,8 +54,14 @@ class Asked:
         self._waiter = waiter
 
     async def reply(self) -> tuple[Message, memoryview]:
-        """The reply with its body (read-only). Cancelling tells the peer; errors as `Peer.request`."""
+        """The reply with its body (read-only); no checkpoint if it is here. Cancelling tells the peer; errors as
+        `Peer.request`.
+        """
         return await self._peer._reply(self._request_id, self._waiter)
+
+    def abandon(self) -> None:
+        """Tell the peer that the reply is no longer wanted. Does nothing after `reply`."""
+        self._peer._abandon(self._request_id, self._waiter)
 
 
 class Peer:
@@ -124,7 +130,7 @@ class Peer:
     ) -> Asked | None:
         """Ask without waiting: the request is on its way when this returns, None if there is no room for it now.
 
-        Whoever begins must await `reply()`, in a task of its own if need be. Raises ConnectionLostError or UsageError.
+        Whoever begins must await `reply()` or call `abandon()`. Raises ConnectionLostError or UsageError.
         """
         if not self._stream.has_room():
             return None
@@ -135,17 +141,21 @@ class Peer:
 
     async def _reply(self, request_id: int, waiter: _Waiter) -> tuple[Message, memoryview]:
         try:
-            await waiter.event.wait()
+            if not waiter.event.is_set():
+                await waiter.event.wait()
         finally:
-            if self._waiting.pop(request_id, None) is not None and waiter.reply is None:
-                self._connection.cancel_request(request_id)
-                self._stream.wake()
+            self._abandon(request_id, waiter)
         if waiter.reply is None:
             raise self._stream.lost()
         reply = waiter.reply.message
         if isinstance(reply, Refused):
             raise RequestRefusedError(reply.code, reply.reason, reply.retry_after_ms)
         return reply, waiter.reply.body
+
+    def _abandon(self, request_id: int, waiter: _Waiter) -> None:
+        if self._waiting.pop(request_id, None) is not None and waiter.reply is None:
+            self._connection.cancel_request(request_id)
+            self._stream.wake()
 
     def close(self, code: str = "done", reason: str = "") -> None:
         """Say bye and end the connection; requests in flight raise ConnectionLostError. Never blocks."""

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class WorkerShare:
-    """One worker's part. Pairs are (row, expert) pairs; bytes are message bodies; waits last until its replies."""
+    """One worker's part. Pairs are (row, expert) pairs; bytes are message bodies; waits last until a reply is taken."""
 
     pairs: int = 0
     requests: int = 0

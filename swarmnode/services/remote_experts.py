@@ -25,7 +25,6 @@ from swarmnode.schedule.dispatch import Share, merge_shares, split_share
 from swarmnode.services.account import Account, WorkerShare
 from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, rows_agree, share_weights
 from swarmnode.services.members import Members, Worker
-from swarmnode.services.nursery import open_flat_nursery
 from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.messages import Experts, Rows
@@ -52,25 +51,23 @@ EXACT = WireForm("experts", "f32")
 
 @dataclass
 class _Answer:
-    """A worker's rows for a share. `order` sorts answers as they were asked for, `audit` (0 to 1, or None for no audit)
-    says which row is recomputed before use."""
+    """A worker's rows for a share. `audit` (0 to 1, or None for no audit) says which row is recomputed before use."""
 
-    order: int
     worker: Worker
     share: Share
     values: F32
     audit: float | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Request:
-    """A piece of a worker's share. `order` sorts the answers of a layer as they were asked for."""
+    """A piece of a worker's share, asked for (or, `asked` None, still to be asked for) until `deadline_at_s`."""
 
     worker: Worker
     share: Share
-    order: int
-    deadline_s: float
+    deadline_at_s: float
     entry: WorkerShare
+    asked: Asked | None = None
 
 
 class PendingLayer:
@@ -110,7 +107,7 @@ class PendingLayer:
 
         Sums in the order of asking, not of arrival: equal swarms give equal bits.
         """
-        for answer in sorted(self.answers, key=lambda answer: answer.order):
+        for answer in self.answers:
             if answer.audit is not None and not self._holds(answer, answer.audit):
                 self._wrong.append(answer)
             else:
@@ -179,17 +176,25 @@ class RemoteExperts:
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
-        async with open_flat_nursery() as nursery:
-            # Sent from here, not from the tasks that wait: trio starts tasks in any order, maybe after our own share.
-            for order, (index, piece, deadline_s) in enumerate(self._pieces(layer, workers)):
-                worker = workers[index]
-                request = _Request(worker, piece, order, deadline_s, account.worker(worker.node_id.short))
-                asked = self._begin(call, request)
-                nursery.start_soon(self._ask, call, request, asked, pending)
+        started_s = trio.current_time()
+        requests = []
+        try:
+            for index, piece, deadline_s in self._pieces(layer, workers):
+                entry = account.worker(workers[index].node_id.short)
+                request = _Request(workers[index], piece, started_s + deadline_s, entry)
+                requests.append(request)
+                self._begin(call, request)
             if plan.local is not None:
                 await self._compute.run(partial(pending.add_local, plan.local))
-            started_s = trio.current_time()
-        account.wait_s += trio.current_time() - started_s
+            waiting_from_s = trio.current_time()
+            # One after the other and without tasks: whichever comes first, the layer needs them all.
+            for request in requests:
+                await self._take(call, request, pending, started_s)
+        finally:
+            for request in requests:
+                if request.asked is not None:
+                    request.asked.abandon()
+        account.wait_s += trio.current_time() - waiting_from_s
         return pending
 
     def _pieces(self, layer: RemoteLayer, workers: tuple[Worker, ...]) -> Iterator[tuple[int, Share, float]]:
@@ -204,19 +209,27 @@ class RemoteExperts:
         item_bytes = 4 if self._form.encoding == "f32" else 2
         return self._config.share_deadline_s(len(share.flat), n_rows * call.rows.shape[1] * item_bytes)
 
-    async def _ask(
-        self, call: ExpertCall, request: _Request, asked: Asked | None, pending: PendingLayer
+    def _begin(self, call: ExpertCall, request: _Request) -> None:
+        """Send a piece now; if that cannot be, `_take` tries again and says why not."""
+        request.entry.requests += 1
+        try:
+            message, body, traffic_class = self._message(call, request)
+            request.asked = request.worker.peer.begin(message, body, traffic_class=traffic_class)
+        except (RemoteError, UsageError):
+            request.asked = None
+
+    async def _take(
+        self, call: ExpertCall, request: _Request, pending: PendingLayer, started_s: float
     ) -> None:
         """Take the reply to a piece; one that fails in any way is left for the local replica."""
         worker, entry = request.worker, request.entry
-        entry.requests += 1
-        started_s = trio.current_time()
         values: F32 | None = None
         try:
-            with trio.move_on_after(request.deadline_s) as deadline:
-                values = await self._reply(call, request, asked)
+            with trio.CancelScope(deadline=request.deadline_at_s) as deadline:
+                values = await self._reply(call, request)
             if deadline.cancelled_caught:
-                self._members.missed(worker, f"no answer within {request.deadline_s * 1e3:.0f} ms")
+                waited_ms = 1e3 * (request.deadline_at_s - started_s)
+                self._members.missed(worker, f"no answer within {waited_ms:.0f} ms")
         except BadReplyError as error:
             self._members.quarantine(worker, str(error))
         except RequestRefusedError as refusal:
@@ -232,25 +245,17 @@ class RemoteExperts:
             pending.failed.append(request.share)
             return
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
-        pending.answers.append(_Answer(request.order, worker, request.share, values, audit))
+        pending.answers.append(_Answer(worker, request.share, values, audit))
         entry.pairs += len(request.share.flat)
         worker.tally.pairs += len(request.share.flat)
         self._members.answered(worker)
 
-    def _begin(self, call: ExpertCall, request: _Request) -> Asked | None:
-        """Send a piece now. None if that cannot be: the task that waits for the reply then tries, and says why not."""
-        try:
-            message, body, traffic_class = self._message(call, request)
-            return request.worker.peer.begin(message, body, traffic_class=traffic_class)
-        except (RemoteError, UsageError):
-            return None
-
-    async def _reply(self, call: ExpertCall, request: _Request, asked: Asked | None) -> F32:
-        if asked is None:
+    async def _reply(self, call: ExpertCall, request: _Request) -> F32:
+        if request.asked is None:
             message, body, traffic_class = self._message(call, request)
             reply, reply_body = await request.worker.peer.request(message, body, traffic_class=traffic_class)
         else:
-            reply, reply_body = await asked.reply()
+            reply, reply_body = await request.asked.reply()
         if not isinstance(reply, Rows):
             raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
         share = request.share
