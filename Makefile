@@ -15,7 +15,8 @@ $(VENV)/.ready: pyproject.toml Makefile
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "building ggml (about a minute on two cores) ..."
 	CMAKE_ARGS="$(GGML_FLAGS)" $(BIN)/python -m pip install --quiet --no-cache-dir --no-binary ggml-python ggml-python==0.0.45
-	$(BIN)/python -m pip install --quiet --editable '.[backbone,dev]'
+	@# setuptools warns at length about editable installations; nothing about this one is wrong
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[backbone,dev]'
 	@touch $@
 
 demo: setup
