@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -52,25 +54,44 @@ async def test_large_bodies_arrive_whole() -> None:
         nursery.cancel_scope.cancel()
 
 
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """A port of loopback that never answers: a listener that accepts nobody, with its queue full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port: int = listener.getsockname()[1]
+        for _ in range(8):  # more than any system queues for a backlog of 0
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        yield port
+
+
 async def test_a_black_holed_address_does_not_hold_up_the_others() -> None:
-    """A name with one address that may never answer (TEST-NET-1) before the right one."""
+    """A name with one address that never answers before the right one; both on loopback."""
 
     class Resolver(trio.abc.HostnameResolver):
         async def getaddrinfo(self, host: Any, port: Any, *_: Any, **__: Any) -> Any:
             kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-            return [(*kind, ("192.0.2.1", port)), (*kind, ("127.0.0.1", port))]
+            return [(*kind, ("127.0.0.1", dead_port)), (*kind, ("127.0.0.1", port))]
 
         async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
-            raise NotImplementedError
+            raise AssertionError("nobody asks for names")
 
-    async with trio.open_nursery() as nursery:
-        transport = TcpTransport()
-        address = await serve_on(nursery, transport, endpoint(SERVER), host="127.0.0.1", port=0)
-        trio.socket.set_custom_hostname_resolver(Resolver())
-        with trio.fail_after(5):
-            peer = await dial_from(nursery, transport, PeerAddress(address.node_id, "name", address.port))
-        await peer.request(*experts())
-        nursery.cancel_scope.cancel()
+    with black_hole() as dead_port:
+        with trio.move_on_after(0.3) as never:
+            await trio.open_tcp_stream("127.0.0.1", dead_port)
+        assert never.cancelled_caught, "the black hole answered: this test would show nothing"
+        async with trio.open_nursery() as nursery:
+            transport = TcpTransport()
+            address = await serve_on(nursery, transport, endpoint(SERVER), host="127.0.0.1", port=0)
+            trio.socket.set_custom_hostname_resolver(Resolver())
+            with trio.fail_after(5):
+                peer = await dial_from(nursery, transport, PeerAddress(address.node_id, "name", address.port))
+            await peer.request(*experts())
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_closed_port_is_told_at_once() -> None:
