@@ -96,3 +96,10 @@ class BadReplyError(RemoteError):
 
 class UnsuitableModelError(RemoteError):
     """The peer's model cannot be held or computed on this machine; another peer's may be."""
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The error itself, or the first one in the (nested) group that a nursery made of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

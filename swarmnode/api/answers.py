@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from swarmnode.api.openai import error_object
-from swarmnode.errors import ContextFullError, SwarmError, UsageError
+from swarmnode.errors import ContextFullError, SwarmError, UsageError, first_error
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def refusal(
 
 def explain(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and error object of what an answer ran into. What nobody foresaw is logged, and not told in detail."""
-    first = _first(error)
+    first = first_error(error)
     match first:
         case ContextFullError():
             return 400, error_object(str(first), WRONG, "context_length_exceeded")
@@ -60,10 +60,3 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 async def on_crash(request: Request, error: Exception) -> Response:
     """For Starlette: whatever a route raised."""
     return failure(error)
-
-
-def _first(error: Exception) -> Exception:
-    """The error itself, or the first one in a group of a nursery's."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

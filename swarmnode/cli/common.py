@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from swarmnode.config import Config, Folders
-from swarmnode.errors import SwarmError
+from swarmnode.errors import SwarmError, first_error
 from swarmnode.identity import NodeId
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.bootstrap import find_peers
@@ -107,7 +107,7 @@ def clear_errors(function: Callable[P, T]) -> Callable[P, T]:
         except BaseExceptionGroup as group:
             errors = group.split(SwarmError)
             if errors[0] is not None and errors[1] is None:
-                complain(f"swarmnode: {_leaf(errors[0])}")
+                complain(f"swarmnode: {first_error(errors[0])}")
                 sys.exit(1)
             if group.split(KeyboardInterrupt)[1] is None:
                 sys.exit(130)
@@ -119,12 +119,6 @@ def clear_errors(function: Callable[P, T]) -> Callable[P, T]:
             sys.exit(1)
 
     return wrapper
-
-
-def _leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def parse_host_port(text: str, default_port: int) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from swarmnode.config import ContactConfig
-from swarmnode.errors import LocalError, RemoteError
+from swarmnode.errors import LocalError, RemoteError, first_error
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.links import Handlers, dial
 from swarmnode.net.peer import OnPeer, Peer
@@ -88,7 +88,7 @@ class Contacts:
                     peer: Peer = await nursery.start(self._dial, address, guarded)
                 ended = await peer.wait_closed()
         except* RemoteError as group:
-            reasons.append(str(_leaf(group)))
+            reasons.append(str(first_error(group)))
         if local:
             raise local[0]
         if reasons:
@@ -107,9 +107,3 @@ class Contacts:
             on_peer=on_peer,
             task_status=task_status,
         )
-
-
-def _leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from swarmnode.errors import first_error
+
 
 @asynccontextmanager
 async def open_flat_nursery() -> AsyncIterator[trio.Nursery]:
@@ -19,13 +21,6 @@ async def open_flat_nursery() -> AsyncIterator[trio.Nursery]:
             yield nursery
     except BaseExceptionGroup as group:
         errors = group.split(trio.Cancelled)[1]
-        first = _first(errors)
-        if first is None:
+        if errors is None:
             raise
-        raise first from group
-
-
-def _first(error: BaseException | None) -> BaseException | None:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        raise first_error(errors) from group
