@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 
-from swarmnode.config import MIB
+from swarmnode.config import KIB, MIB
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+
+_BLOCK_BYTES = 128 * KIB
+"""What glibc begins with: blocks of this size and more are mapped on their own. A worker's rows, slabs and received
+blocks (StoreConfig.block_bytes) are; between small objects they left holes of 5 to 10 MB in a heap."""
 
 
 def return_freed_memory() -> None:
@@ -22,5 +26,5 @@ def return_freed_memory() -> None:
     if not hasattr(libc, "gnu_get_libc_version"):
         return
     libc.mallopt(_M_ARENA_MAX, 1)
-    libc.mallopt(_M_MMAP_THRESHOLD, MIB)  # setting it also ends its growth to 32 MiB
+    libc.mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES)  # setting it also ends its growth to 32 MiB
     libc.mallopt(_M_TRIM_THRESHOLD, 2 * MIB)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from swarmnode.compute import ggml
 from swarmnode.compute.combine import Ids, PairSum, Rows, combine_top_k
 from swarmnode.compute.devices import Device
-from swarmnode.compute.expert_graph import ExpertShape, GraphCache
+from swarmnode.compute.expert_graph import ExpertShape, GraphCache, StackedExperts
 from swarmnode.compute.layout import LayerLayout, layout_problem
 from swarmnode.compute.slots import Segment, SlotPool
 from swarmnode.compute.tensors import BytesLike, byte_view
@@ -46,6 +46,8 @@ class _Layer:
         """Index of the segment that holds every expert of the layer, if there is one: nothing is looked up then."""
         self.slots_are_ids = False
         """Whether expert e of that segment is in slot e, as in a bound layer."""
+        self.stacked: StackedExperts | None = None
+        """That segment, if `slots_are_ids`."""
 
     def refresh(self) -> None:
         """Experts came or went."""
@@ -53,6 +55,10 @@ class _Layer:
         self.only_segment = homes.pop() if len(homes) == 1 and _ABSENT not in homes else None
         in_order = self.slot_of.tolist() == list(range(self.layout.n_expert))
         self.slots_are_ids = in_order and self.only_segment is not None
+        if self.only_segment is None or not in_order:
+            self.stacked = None
+        elif self.stacked is None or self.stacked.tensors is not self.segment(self.only_segment).tensors:
+            self.stacked = StackedExperts(self.shape, self.segment(self.only_segment).tensors)
 
     def slots(self, experts: Ids) -> Ids:
         """Slots of these (held) experts, in their shape."""
@@ -140,6 +146,14 @@ class ExpertBank:
     def layout(self, layer: int) -> LayerLayout:
         """The layout of a layer of which it holds experts; UsageError otherwise."""
         return self._layer(layer).layout
+
+    def stacked(self, layer: int, n_pairs: int) -> StackedExperts | None:
+        """All experts of a layer for a graph of the caller's own, with so many pairs; None where `moe` has to do it.
+
+        The layer is not held as a whole and in order, or the graph would be wider than `max_rows`.
+        """
+        place = self._layers.get(layer)
+        return None if place is None or n_pairs > self._max_rows else place.stacked
 
     # -- filling
 

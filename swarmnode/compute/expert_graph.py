@@ -51,6 +51,18 @@ class ExpertShape:
         return n_pairs * (2 * self.n_embd + 3 * self.n_ff) * _F32_BYTES
 
 
+@dataclass(frozen=True, eq=False)
+class StackedExperts:
+    """All experts of a layer, expert e in place e: what a graph needs to compute the whole layer by itself.
+
+    Compared by identity: graphs are kept for the tensors that they were built with.
+    """
+
+    shape: ExpertShape
+    tensors: Sequence[Tensor]
+    """Stacked weights in the layout's order."""
+
+
 class ExpertGraph:
     """One built graph and the three (or two) mat-muls whose weights are swapped."""
 
@@ -112,13 +124,33 @@ def build_moe(
     ids = builder.input("ids", ggml.I32, n_used, n_rows)
     p = builder.input("p", ggml.F32, 1, n_used, n_rows)
     y, products = _expert_rows(builder, shape, weights, x, ids)
-    weighted = builder.mul(y, p)
-    _, nb1, nb2, _ = weighted.nb
-    total = builder.view(weighted, (shape.n_embd, n_rows), (nb2,), 0)
-    for k in range(1, n_used):
-        total = builder.add(total, builder.view(weighted, (shape.n_embd, n_rows), (nb2,), k * nb1))
-    builder.output("y", total)
+    builder.output("y", _sum_over_k(builder, y, p))
     return ExpertGraph(builder.build(), products, weights)
+
+
+def add_routed_experts(
+    builder: GraphBuilder, experts: StackedExperts, rows: Tensor, ids: Tensor, weights: Tensor
+) -> Tensor:
+    """Add a layer's routed experts to a graph: bit-equal to the graph of `build_moe`.
+
+    rows f32 [n_embd, T], ids i32 [k, T] (only 0..n_expert-1, no row names one twice), weights f32 [k, T]: the sum
+    over k of weight times expert row, f32 [n_embd, T].
+    """
+    n_embd, n_rows = rows.ne[:2]
+    x = builder.reshape(rows, n_embd, 1, n_rows)
+    y, _ = _expert_rows(builder, experts.shape, experts.tensors, x, ids)
+    return _sum_over_k(builder, y, builder.reshape(weights, 1, *weights.ne[:2]))
+
+
+def _sum_over_k(builder: GraphBuilder, y: Tensor, p: Tensor) -> Tensor:
+    """y f32 [n_embd, k, T], p f32 [1, k, T] -> f32 [n_embd, T], in the order of k."""
+    weighted = builder.mul(y, p)
+    n_embd, n_used, n_rows = weighted.ne[:3]
+    _, nb1, nb2, _ = weighted.nb
+    total = builder.view(weighted, (n_embd, n_rows), (nb2,), 0)
+    for k in range(1, n_used):
+        total = builder.add(total, builder.view(weighted, (n_embd, n_rows), (nb2,), k * nb1))
+    return total
 
 
 def _expert_rows(

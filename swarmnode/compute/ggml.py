@@ -158,7 +158,7 @@ def dequantize(ggml_type: int, data: bytes | memoryview, n: int) -> npt.NDArray[
         raise UsageError(f"{n} values of {info.name} are {row_bytes(ggml_type, n)} bytes, not {raw.size}")
     if ggml_type == F32:
         return raw.view(np.float32).copy()
-    decode = _decoder(ggml_type)
+    decode = decoder(ggml_type)
     if not decode:
         raise UsageError(f"ggml has no decoder for {info.name}")
     values = np.empty(n, np.float32)
@@ -167,7 +167,7 @@ def dequantize(ggml_type: int, data: bytes | memoryview, n: int) -> npt.NDArray[
 
 
 @lru_cache(maxsize=64)
-def _decoder(ggml_type: int) -> Any:
+def decoder(ggml_type: int) -> Any:
     """ggml's function from encoded values to f32; a null pointer if there is none."""
     return api.ggml_get_type_traits(ggml_type).contents.to_float
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
+from swarmnode.compute.expert_graph import StackedExperts
+from swarmnode.compute.row_table import RowTable
 from swarmnode.config import ModelsConfig
 from swarmnode.errors import ContextFullError, DeviceError, UnsupportedModelError, UsageError
 from swarmnode.models.architecture import Architecture
-from swarmnode.models.base import Callback, ExpertCall, F32Array
+from swarmnode.models.base import Callback, ExpertCall, F32Array, Stacked
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX
 from swarmnode.models.layer_graphs import (
     IDS,
@@ -20,9 +20,9 @@ from swarmnode.models.layer_graphs import (
     LOGITS,
     ROWS,
     WEIGHTS,
+    AttentionInputs,
     LayerGraph,
     LayerGraphs,
-    attention_inputs,
 )
 from swarmnode.models.state import SlotStates
 from swarmnode.models.weight_spec import bind_weights
@@ -73,10 +73,11 @@ class Backbone:
         self._n_ubatch = config.n_ubatch
         self._kv_pad = config.kv_pad
         self._n_cells = _round_up(n_ctx, config.kv_pad)
+        self._attention_inputs = AttentionInputs(self._n_cells)
         embedding = index.tensors["token_embd.weight"]
-        self._embedding_type = embedding.ggml_type
-        self._embedding = index.data("token_embd.weight")
         self._weights = bind_weights(index, device, architecture.weights(self.hparams, index.tensors))
+        data = index.data("token_embd.weight")
+        self._embeddings = RowTable(embedding.ggml_type, data, self.n_vocab, self.n_embd)
         try:
             self._states = SlotStates(
                 device,
@@ -99,11 +100,16 @@ class Backbone:
         return self._states.n_bytes
 
     def forward(
-        self, slot: int, tokens: Sequence[int], *, all_logits: bool = False
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        all_logits: bool = False,
+        stacked: Stacked | None = None,
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         ids = list(tokens)
         self._check_pass(self._slot(slot), ids)
-        return self._run(self._slot(slot), ids, all_logits)
+        return self._run(self._slot(slot), ids, all_logits, stacked)
 
     def reset(self, slot: int) -> None:
         state = self._slot(slot)
@@ -122,7 +128,7 @@ class Backbone:
     # -- one pass
 
     def _run(
-        self, slot: _Slot, ids: list[int], all_logits: bool
+        self, slot: _Slot, ids: list[int], all_logits: bool, stacked: Stacked | None
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         self._check_pass(slot, ids)  # again: the slot may have moved since `forward` was called
         slot.unfinished = True
@@ -131,74 +137,76 @@ class Backbone:
             chunk = ids[start : start + self._n_ubatch]
             wants_logits = all_logits or start + len(chunk) == len(ids)
             n_out = len(chunk) if all_logits else 1
-            x = yield from self._layers(slot, chunk, n_out, wants_logits)
-            if wants_logits:
-                logits.append(self._logits(slot, x))
+            out = yield from self._chunk(slot, chunk, n_out, wants_logits, stacked)
+            if out is not None:
+                logits.append(out)
             slot.n_past += len(chunk)
         slot.unfinished = False
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
-    def _layers(
-        self, slot: _Slot, ids: list[int], n_out: int, wants_logits: bool
-    ) -> Generator[ExpertCall, F32Array, F32Array]:
-        """Run a chunk through all layers and return the routed output of the last one, f32 [n_out, n_embd].
+    def _chunk(
+        self, slot: _Slot, ids: list[int], n_out: int, wants_logits: bool, stacked: Stacked | None
+    ) -> Generator[ExpertCall, F32Array, F32Array | None]:
+        """Run a chunk through all layers; logits f32 [n_out, n_vocab], if they are wanted.
 
         The last layer goes on with `n_out` tokens only, and without its experts if no logits are wanted.
         """
         n_tokens, last = len(ids), self.n_layer - 1
         n_kv = min(self._n_cells, _round_up(slot.n_past + n_tokens, self._kv_pad))
-        positions, cells, mask = attention_inputs(slot.n_past, n_tokens, n_kv)
-        values = self._embed(ids)
-        for layer in range(self.n_layer):
-            n = n_out if layer == last else n_tokens
-            self._graphs.traces = self.callback is not None
-            graph = self._graphs.layer(slot.index, layer, n_tokens=n_tokens, n_out=n, n_kv=n_kv)
+        kv_inputs = self._attention_inputs(slot.n_past, n_tokens, n_kv)
+        fuses = n_tokens == 1 and wants_logits and self.callback is None
+        self._graphs.traces = self.callback is not None
+        values, first = self._embeddings.rows(ids), 0
+        while True:
+            whole = _whole_layers(first, self.n_layer, stacked) if fuses and stacked is not None else ()
+            cut = first + len(whole)
+            n = n_out if cut >= last else n_tokens
+            graph = self._graphs.get(
+                slot.index, first, whole, n_tokens=min(n_tokens, len(values)), n_out=n, n_kv=n_kv
+            )
             graph.write(INPUT, values)
             if graph.uses_kv:
-                graph.write(INP_POS, positions)
-                graph.write(KV_IDX, cells)
-                graph.write(KQ_MASK, mask)
+                for name, array in zip((INP_POS, KV_IDX, KQ_MASK), kv_inputs, strict=True):
+                    graph.write(name, array)
             graph.compute()
-            call = ExpertCall(layer, graph.read(ROWS), graph.read(IDS), graph.read(WEIGHTS))
-            self._finish(graph)
-            self._check_numbers(slot, layer, call.rows, call.weights)
-            if layer == last and not wants_logits:
-                break
+            if cut == self.n_layer:
+                return self._take_logits(slot, graph, first)
+            call = self._take_call(slot, graph, first, cut)
+            if cut == last and not wants_logits:
+                return None
             values = yield call
             self._check_routed(values, n)
             if self.callback is not None:
-                self.callback("ffn_moe_out", layer, values)
-        return values
+                self.callback("ffn_moe_out", cut, values)
+            first = cut + 1
 
-    def _logits(self, slot: _Slot, routed: F32Array) -> F32Array:
-        n = len(routed)
-        self._graphs.traces = self.callback is not None
-        graph = self._graphs.layer(slot.index, self.n_layer, n_tokens=n, n_out=n, n_kv=0)
-        graph.write(INPUT, routed)
-        graph.compute()
+    def _take_call(self, slot: _Slot, graph: LayerGraph, first: int, cut: int) -> ExpertCall:
+        call = ExpertCall(cut, graph.read(ROWS), graph.read(IDS), graph.read(WEIGHTS))
+        self._finish(slot, graph, first, cut)
+        return call
+
+    def _take_logits(self, slot: _Slot, graph: LayerGraph, first: int) -> F32Array:
         logits: F32Array = graph.read(LOGITS)
-        rows: F32Array = graph.read(ROWS)
-        self._finish(graph)
-        self._check_numbers(slot, self.n_layer - 1, rows)
+        last = self.n_layer - 1
+        self._finish(slot, graph, min(first, last), last)
         return logits
 
-    def _finish(self, graph: LayerGraph) -> None:
+    def _finish(self, slot: _Slot, graph: LayerGraph, first: int, last: int) -> None:
+        """Behind layers first..last: report, check, close. DeviceError for NaN or infinity: mat-muls of quantised
+        weights turn them into zeros, and the zeros into an answer that looks like one.
+        """
+        is_finite = graph.is_finite()
         if self.callback is not None:
             graph.report(self.callback)
         if not graph.is_cached:
             graph.close()
-
-    def _embed(self, ids: list[int]) -> F32Array:
-        """Rows of the embedding matrix, f32 [T, n_embd].
-
-        On the host: some devices cannot gather rows of quantised types, and the matrix may be 1 GB.
-        """
-        row_bytes = len(self._embedding) // self.n_vocab
-        rows = np.empty((len(ids), self.n_embd), np.float32)
-        for row, token in zip(rows, ids, strict=True):
-            data = self._embedding[token * row_bytes : (token + 1) * row_bytes]
-            row[:] = ggml.dequantize(self._embedding_type, data, self.n_embd)
-        return rows
+        if not is_finite:
+            slot.poisoned = True
+            layers = f"layer {last}" if first == last else f"layers {first} to {last}"
+            raise DeviceError(
+                f"the model's numbers are not finite in {layers}: the file is damaged (compare its checksum), or "
+                "the layer before got a wrong answer from its experts"
+            )
 
     # -- checks
 
@@ -220,17 +228,6 @@ class Backbone:
                 f"{slot.n_past} + {len(ids)} tokens do not fit the context of {self.n_ctx}"
             )
 
-    def _check_numbers(self, slot: _Slot, layer: int, *arrays: F32Array) -> None:
-        """DeviceError for NaN or infinity: mat-muls of quantised weights turn them into zeros, and the zeros into an
-        answer that looks like one.
-        """
-        if not all(map(_is_finite, arrays)):
-            slot.poisoned = True
-            raise DeviceError(
-                f"the model's numbers are not finite in layer {layer}: the file is damaged (compare its checksum), or "
-                "the layer before got a wrong answer from its experts"
-            )
-
     def _check_routed(self, values: object, n: int) -> None:
         expected = (n, self.n_embd)
         if not isinstance(values, np.ndarray) or values.dtype != _F32 or values.shape != expected:
@@ -249,12 +246,15 @@ def _check_sizes(index: ModelIndex, n_ctx: int, n_slots: int, n_ctx_train: int) 
         raise UnsupportedModelError(f"{index.paths[0]}: layer {dense[0]} has no routed experts")
 
 
-def _is_finite(rows: F32Array) -> bool:
-    """Whether all of f32 [T, n] are finite; for T = 1, also whether their norm is."""
-    if len(rows) == 1:  # numpy's reductions cost ten times as much
-        row = rows[0]
-        return math.isfinite(np.dot(row, row))
-    return bool(np.isfinite(rows).all())
+def _whole_layers(first: int, n_layer: int, stacked: Stacked) -> tuple[StackedExperts, ...]:
+    """The routed experts of the layers from `first` up to the next that has to be cut."""
+    whole = []
+    for layer in range(first, n_layer):
+        experts = stacked(layer)
+        if experts is None:
+            break
+        whole.append(experts)
+    return tuple(whole)
 
 
 def _round_up(n: int, unit: int) -> int:

@@ -8,11 +8,17 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.compute.expert_graph import StackedExperts
+
 F32Array: TypeAlias = npt.NDArray[np.float32]
 I32Array: TypeAlias = npt.NDArray[np.int32]
 Callback: TypeAlias = Callable[[str, int, npt.NDArray[Any]], None]
 """`callback(name, layer, values)`: llama.cpp's name of an intermediate, its layer (-1: none), its values
 (shape = ggml's sizes reversed)."""
+
+
+Stacked: TypeAlias = Callable[[int], StackedExperts | None]
+"""`stacked(layer)`: the experts of a layer that may be computed within the model's own graph; None: a call for it."""
 
 
 class ExpertCall(NamedTuple):
@@ -53,13 +59,20 @@ class Model(Protocol):
         ...
 
     def forward(
-        self, slot: int, tokens: Sequence[int], *, all_logits: bool = False
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        all_logits: bool = False,
+        stacked: Stacked | None = None,
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         """Append `tokens` to the slot's sequence; return logits f32 [1, n_vocab] of the last token, or of
         all tokens, f32 [T, n_vocab].
 
         Yields an ExpertCall for each MoE layer of each chunk of at most `n_ubatch` tokens and wants the routed
         output f32 [T, n_embd] sent back: for each row the sum over k, in k order, of weight times expert row.
+        A pass of one token asks `stacked` (if given, and no callback is set) for each layer when it gets there, and
+        computes layers that have an answer without a call: bit-equal, and without the cost of stopping.
         A pass that is not run to its end leaves the slot unusable until `reset`.
 
         Raises UsageError (no tokens, a token id out of range, a bad slot, an unusable slot, an array of another

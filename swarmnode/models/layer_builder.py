@@ -16,7 +16,8 @@ class LayerBuilder:
     """A graph under construction for `n_tokens` tokens of one slot, at one layer.
 
     `g`: the ops; `hparams`; `layer`; `n_tokens`; `n_out`: of how many tokens, the last ones, the layer's result
-    is wanted; `n_kv`: how many cells of the KV cache attention looks at.
+    is wanted; `n_kv`: how many cells of the KV cache attention looks at; `inputs`: those that the graph's layers
+    share, by name.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class LayerBuilder:
         n_tokens: int,
         n_out: int,
         n_kv: int,
+        inputs: dict[str, Tensor],
         traced: list[tuple[str, str, int]] | None,
     ) -> None:
         self.g = g
@@ -43,7 +45,7 @@ class LayerBuilder:
         self._states = states
         self._slot = slot
         self._traced = traced
-        self._inputs: dict[str, Tensor] = {}
+        self._inputs = inputs
 
     # -- tensors
 
@@ -66,11 +68,6 @@ class LayerBuilder:
         return self._states[state_name(self._slot, self.layer, name)]
 
     # -- inputs that the backbone fills for layers that ask for them
-
-    @property
-    def uses_kv(self) -> bool:
-        """Whether one of the three inputs below was asked for."""
-        return bool(self._inputs)
 
     def inp_pos(self) -> Tensor:
         """Positions, i32 [4 * n_tokens]: the three equal streams of a text, then zeros."""

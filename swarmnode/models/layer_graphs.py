@@ -1,11 +1,15 @@
-"""Builds the graph of each layer and keeps those of single tokens: building one takes longer than running one.
+"""Builds the graphs of a pass and keeps those of single tokens: building one takes longer than running one.
 
-A graph computes everything of a layer but its routed experts. It starts with the sum that ends the layer before,
-because llama.cpp adds (routed + shared) + residual in this order and only the routed part comes from outside.
+A graph reaches from one cut to the next: it starts with the sum that ends a layer, because llama.cpp adds
+(routed + shared) + residual in this order and only the routed part comes from outside; it goes on through layers whose
+experts are all in this process; and it ends at the routed experts of the next layer, or at the logits. Where nobody
+else has experts one graph is a whole token: every stop costs as much Python as ggml needs for a small layer.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,7 @@ import numpy.typing as npt
 
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
+from swarmnode.compute.expert_graph import StackedExperts, add_routed_experts
 from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
 from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.models.architecture import Architecture
@@ -24,21 +29,35 @@ from swarmnode.models.state import SlotStates
 INPUT = "input"
 """f32 [T, n_embd]: embeddings for layer 0, else the routed output of the layer before."""
 ROWS, IDS, WEIGHTS, LOGITS = "rows", "ids", "weights", "logits"
-"""ROWS: what the routed experts of a layer get; in the graph of the logits, what the last layer gave."""
+"""ROWS: what the routed experts of the layer at the cut get."""
+_SQUARES = "squares"
+"""f32 [T, 1], finite if and only if what comes out for the token is (and less than 1e19): one number to look at."""
 
 _MAX_NODES = 192
+_MAX_EXPERT_NODES = 32
 _MAX_TRACED_NODES = 512
+_GRAPHS_PER_LAYER = 2
+"""Kept graphs a layer and slot: cuts move whenever a worker comes or goes, and old graphs must not pile up."""
 
 
 class LayerGraph:
-    """A built graph of one layer, or of the logits."""
+    """A built graph from one cut to the next."""
 
-    __slots__ = ("_graph", "_traced", "is_cached", "n_kv", "uses_kv")
+    __slots__ = ("_graph", "_traced", "is_cached", "n_kv", "uses_kv", "whole")
 
     def __init__(
-        self, graph: Graph, *, uses_kv: bool, n_kv: int, is_cached: bool, traced: list[tuple[str, str, int]]
+        self,
+        graph: Graph,
+        whole: tuple[StackedExperts, ...],
+        *,
+        uses_kv: bool,
+        n_kv: int,
+        is_cached: bool,
+        traced: list[tuple[str, str, int]],
     ) -> None:
         self._graph = graph
+        self.whole = whole
+        """The routed experts that it computes itself."""
         self._traced = traced
         self.uses_kv = uses_kv
         """Whether it wants the inputs of layer_builder: positions, cells and mask."""
@@ -62,6 +81,11 @@ class LayerGraph:
         view = self._graph.outputs.get(name)
         return self._graph.get(name) if view is None else view.copy()
 
+    def is_finite(self) -> bool:
+        """Whether what it computed is."""
+        squares = self.read(_SQUARES)
+        return math.isfinite(squares[0, 0]) if len(squares) == 1 else bool(np.isfinite(squares).all())
+
     def report(self, callback: Callback) -> None:
         """Give every named intermediate to the callback."""
         for output, name, layer in self._traced:
@@ -72,7 +96,7 @@ class LayerGraph:
 
 
 class LayerGraphs:
-    """Graphs of all layers and slots: those of one token are kept, others are built in shared memory."""
+    """Graphs of all slots: those of one token are kept, others are built in shared memory."""
 
     def __init__(
         self,
@@ -88,81 +112,118 @@ class LayerGraphs:
         self._hparams = hparams
         self._weights = weights
         self._states = states
-        # One for each slot and layer, and one for the logits: bounded, as a longer context replaces the graph.
-        self._decode: list[list[LayerGraph | None]] = [[None] * (hparams.n_layer + 1) for _ in range(n_slots)]
+        self._decode: list[OrderedDict[tuple[int, int], LayerGraph]] = [OrderedDict() for _ in range(n_slots)]
+        """For each slot by (first layer, cut), the most recently used last."""
         self._workspace = Workspace(device)
         self.traces = False
         """Whether graphs keep their named intermediates; such graphs are not cached."""
 
-    def layer(self, slot: int, layer: int, *, n_tokens: int, n_out: int, n_kv: int) -> LayerGraph:
-        """The graph of one layer, or of the logits if `layer` is n_layer (then n_tokens = n_out).
+    def get(
+        self,
+        slot: int,
+        first: int,
+        whole: tuple[StackedExperts, ...],
+        *,
+        n_tokens: int,
+        n_out: int,
+        n_kv: int,
+    ) -> LayerGraph:
+        """The graph from layer `first` to the next cut, len(whole) layers on; the logits if that is behind the last.
 
-        Unless `is_cached`, it must be closed before the next one is asked for.
+        `whole`: the routed experts of the layers before the cut. `n_out` of `n_tokens` are left at the cut. Unless
+        `is_cached`, it must be closed before the next one is asked for.
         """
         if n_tokens > 1 or self.traces:
-            return self._build(slot, layer, n_tokens, n_out, n_kv)
-        kept = self._decode[slot][layer]
+            return self._build(slot, first, whole, n_tokens, n_out, n_kv)
+        graphs, key = self._decode[slot], (first, first + len(whole))
+        kept = graphs.get(key)
         if kept is not None:
-            if kept.n_kv == n_kv or not kept.uses_kv:
+            if kept.whole == whole and (kept.n_kv == n_kv or not kept.uses_kv):
+                graphs.move_to_end(key)
                 return kept
-            kept.close()
-        built = self._build(slot, layer, 1, 1, n_kv)
-        self._decode[slot][layer] = built
-        return built
+            graphs.pop(key).close()
+        while len(graphs) >= _GRAPHS_PER_LAYER * (self._hparams.n_layer + 1):
+            graphs.popitem(last=False)[1].close()
+        graphs[key] = self._build(slot, first, whole, 1, 1, n_kv)
+        return graphs[key]
 
     def close(self) -> None:
         """Free all graphs."""
         for graphs in self._decode:
-            for graph in graphs:
-                if graph is not None:
-                    graph.close()
-            graphs[:] = [None] * len(graphs)
+            for graph in graphs.values():
+                graph.close()
+            graphs.clear()
         self._workspace.close()
 
-    def _build(self, slot: int, layer: int, n_tokens: int, n_out: int, n_kv: int) -> LayerGraph:
+    def _build(
+        self, slot: int, first: int, whole: tuple[StackedExperts, ...], n_tokens: int, n_out: int, n_kv: int
+    ) -> LayerGraph:
         is_cached = n_tokens == 1 and not self.traces
-        g = GraphBuilder(self._device, _MAX_TRACED_NODES if self.traces else _MAX_NODES)
+        n_layer, cut = self._hparams.n_layer, first + len(whole)
+        max_nodes = _MAX_TRACED_NODES if self.traces else _MAX_NODES
+        max_nodes += len(whole) * (_MAX_NODES + _MAX_EXPERT_NODES + 3 * self._hparams.n_expert_used)
+        g = GraphBuilder(self._device, max_nodes)
+        kv_inputs: dict[str, Tensor] = {}
         traced: list[tuple[str, str, int]] = []
-        is_logits = layer == self._hparams.n_layer
-        b = LayerBuilder(
-            g,
-            self._weights,
-            self._states.tensors,
-            self._hparams,
-            slot=slot,
-            layer=-1 if is_logits else layer,
-            n_tokens=n_tokens,
-            n_out=n_out,
-            n_kv=n_kv,
-            traced=traced if self.traces else None,
-        )
-        x = self._layer_input(b, slot, layer)
-        if is_logits:
-            g.output(ROWS, x)
+
+        def builder(layer: int) -> LayerBuilder:
+            return LayerBuilder(
+                g,
+                self._weights,
+                self._states.tensors,
+                self._hparams,
+                slot=slot,
+                layer=layer,
+                n_tokens=n_tokens,
+                n_out=n_out,
+                n_kv=n_kv,
+                inputs=kv_inputs,
+                traced=traced if self.traces else None,
+            )
+
+        x = self._input(builder(first), slot)
+        for layer, experts in enumerate(whole, first):
+            x = self._add_whole_layer(builder(layer), x, experts)
+        if cut == n_layer:
+            b = builder(-1)
+            g.output(_SQUARES, g.sum_rows(g.mul(x, x)))
             g.output(LOGITS, self._architecture.build_logits(b, x))
         else:
-            self._add_layer(b, slot, x)
+            self._add_cut_layer(builder(cut), slot, x)
         graph = g.build(None if is_cached else self._workspace)
-        return LayerGraph(graph, uses_kv=b.uses_kv, n_kv=n_kv, is_cached=is_cached, traced=traced)
+        return LayerGraph(
+            graph, whole, uses_kv=bool(kv_inputs), n_kv=n_kv, is_cached=is_cached, traced=traced
+        )
 
-    def _layer_input(self, b: LayerBuilder, slot: int, layer: int) -> Tensor:
+    def _input(self, b: LayerBuilder, slot: int) -> Tensor:
+        """What layer `b.layer` starts from, f32 [n_embd, T]: embeddings, or the sum that ends the layer before."""
         given = b.g.input(INPUT, ggml.F32, self._hparams.n_embd, b.n_tokens)
-        if layer == 0:
+        if b.layer == 0:
             return b.cb(given, "model.input_embed", -1)
         shared = _first_columns(b.g, self._states.shared(slot), b.n_tokens)
         residual = _first_columns(b.g, self._states.residual(slot), b.n_tokens)
-        out = b.cb(b.g.add(given, shared), "ffn_out", layer - 1)
-        return b.cb(b.g.add(out, residual), "l_out", layer - 1)
+        return _layer_output(b, given, shared, residual, b.layer - 1)
 
-    def _add_layer(self, b: LayerBuilder, slot: int, x: Tensor) -> None:
+    def _add_whole_layer(self, b: LayerBuilder, x: Tensor, experts: StackedExperts) -> Tensor:
+        out = self._architecture.build_layer(b, x)
+        routed = add_routed_experts(b.g, experts, out.rows, out.ids, out.weights)
+        return _layer_output(b, routed, out.shared, out.residual, b.layer)
+
+    def _add_cut_layer(self, b: LayerBuilder, slot: int, x: Tensor) -> None:
         g = b.g
         out = self._architecture.build_layer(b, x)
         g.output(ROWS, out.rows)
         g.output(IDS, g.cont(out.ids))
         g.output(WEIGHTS, out.weights)
+        g.output(_SQUARES, g.add(g.sum_rows(g.mul(out.rows, out.rows)), g.sum_rows(out.weights)))
         # Behind everything that reads them: x, which every output needs, was made from the old values.
         g.expand(g.cpy(out.residual, _first_columns(g, self._states.residual(slot), b.n_out)))
         g.expand(g.cpy(out.shared, _first_columns(g, self._states.shared(slot), b.n_out)))
+
+
+def _layer_output(b: LayerBuilder, routed: Tensor, shared: Tensor, residual: Tensor, layer: int) -> Tensor:
+    out = b.cb(b.g.add(routed, shared), "ffn_out", layer)
+    return b.cb(b.g.add(out, residual), "l_out", layer)
 
 
 def _first_columns(g: GraphBuilder, buffer: Tensor, n: int) -> Tensor:
@@ -170,15 +231,24 @@ def _first_columns(g: GraphBuilder, buffer: Tensor, n: int) -> Tensor:
     return g.view(buffer, (buffer.ne[0], n), (buffer.nb[1],), 0)
 
 
-def attention_inputs(n_past: int, n_tokens: int, n_kv: int) -> tuple[npt.NDArray[Any], ...]:
-    """For tokens at n_past..: positions i32 [4 T], cells i64 [T], mask f16 [T, n_kv] (0: may look, else -inf)."""
-    if n_tokens == 1:  # the same in fewer steps, for each token of an answer
-        row = np.full((1, n_kv), -np.inf, np.float16)
-        row[0, : n_past + 1] = 0
-        return np.array([n_past, n_past, n_past, 0], np.int32), np.array([n_past], np.int64), row
-    cells = np.arange(n_past, n_past + n_tokens, dtype=np.int64)
-    positions = np.zeros((4, n_tokens), np.int32)
-    positions[:3] = cells
-    allowed = np.arange(n_kv) <= cells[:, None]
-    mask = np.where(allowed, np.float16(0), np.float16(-np.inf))
-    return positions.ravel(), cells, mask
+class AttentionInputs:
+    """What attention has to know of the tokens at n_past.., for contexts of up to `n_cells` KV cells."""
+
+    def __init__(self, n_cells: int) -> None:
+        self._n_cells = n_cells
+        row = np.full(2 * n_cells, -np.inf, np.float16)
+        row[:n_cells] = 0
+        self._mask_row = row
+        """Every mask of one token is a part of this row: an answer needs one a token."""
+
+    def __call__(self, n_past: int, n_tokens: int, n_kv: int) -> tuple[npt.NDArray[Any], ...]:
+        """Positions i32 [4 T], cells i64 [T], mask f16 [T, n_kv] (0: may look, else -inf)."""
+        if n_tokens == 1:  # the same in fewer steps
+            start = self._n_cells - n_past - 1
+            mask = self._mask_row[None, start : start + n_kv]
+            return np.array([n_past, n_past, n_past, 0], np.int32), np.array([n_past], np.int64), mask
+        cells = np.arange(n_past, n_past + n_tokens, dtype=np.int64)
+        positions = np.zeros((4, n_tokens), np.int32)
+        positions[:3] = cells
+        allowed = np.arange(n_kv) <= cells[:, None]
+        return positions.ravel(), cells, np.where(allowed, np.float16(0), np.float16(-np.inf))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.combine import combine_top_k
+from swarmnode.compute.expert_graph import StackedExperts
 from swarmnode.models.base import ExpertCall, Model
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, plan_layer
 
@@ -89,7 +90,11 @@ class ForwardPass:
         self, model: Model, bank: ExpertBank, slot: int, tokens: Sequence[int], *, all_logits: bool = False
     ) -> None:
         self._bank = bank
-        self._steps: Generator[ExpertCall, F32, F32] = model.forward(slot, tokens, all_logits=all_logits)
+        self._n_used = model.n_expert_used
+        self._routing = Routing()
+        self._steps: Generator[ExpertCall, F32, F32] = model.forward(
+            slot, tokens, all_logits=all_logits, stacked=self._stacked
+        )
         self._routed: F32 | None = None
         """The routed output that a pause has kept back."""
         self.pairs = 0
@@ -103,6 +108,7 @@ class ForwardPass:
         `routing` is a snapshot taken on the trio side right before: Members must not be touched from this thread.
         `finish` makes the routed output, f32 [T, n_embd], of the RemoteLayer returned before; None otherwise.
         """
+        self._routing = routing
         routed = self._routed if finish is None else finish()
         self._routed = None
         try:
@@ -120,6 +126,15 @@ class ForwardPass:
         except StopIteration as end:
             logits: F32 = end.value
             return logits
+
+    def _stacked(self, layer: int) -> StackedExperts | None:
+        """For a pass of one token: the experts of a layer of which no worker answers for any."""
+        if layer in self._routing.owners:
+            return None
+        experts = self._bank.stacked(layer, self._n_used)
+        if experts is not None:
+            self.pairs += self._n_used
+        return experts
 
 
 F16_QUANTUM = 2.0**-24

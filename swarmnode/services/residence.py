@@ -251,12 +251,16 @@ class ResidenceBuilder:
         try:
             with blaming(manifest):
                 for expert in item.experts:
-                    slabs = await self.threads.run(partial(_read_slabs, store, layout, expert))
-                    await self.compute.run(partial(tester.bank.add, layout, expert, slabs))
+                    await self._add(store, tester.bank, layout, expert)
                     await self.compute.run(partial(tester.loaded, item.layer, expert))
         except UnsuitableModelError:
             await self.threads.run(partial(store.remove, item))
             raise
+
+    async def _add(self, store: SliceStore, bank: ExpertBank, layout: LayerLayout, expert: int) -> None:
+        """From disk into the bank; the copy on the way is gone on return."""
+        slabs = await self.threads.run(partial(_read_slabs, store, layout, expert))
+        await self.compute.run(partial(bank.add, layout, expert, slabs))
 
 
 async def _close_bank(bank: ExpertBank, compute: Runner) -> None:

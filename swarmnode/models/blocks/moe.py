@@ -53,7 +53,8 @@ def build_router(b: LayerBuilder, cur: Tensor) -> tuple[Tensor, Tensor]:
     g, n_expert, n_used = b.g, b.hparams.n_expert, b.hparams.n_expert_used
     logits = b.cb(b.linear("ffn_gate_inp", cur), "ffn_moe_logits")
     probs = b.cb(g.soft_max(logits), "ffn_moe_probs")
-    ids = b.cb(g.argsort_top_k(probs, n_used), "ffn_moe_topk")
+    # NaN, which no order holds for, would make the sort read and choose anything; `weights` still show it.
+    ids = b.cb(g.argsort_top_k(g.clamp(g.cont(probs), 0.0, 1.0), n_used), "ffn_moe_topk")
     weights = g.get_rows(g.reshape(probs, 1, n_expert, b.n_out), ids)
     weights = b.cb(g.reshape(weights, n_used, b.n_out), "ffn_moe_weights")
     total = g.clamp(g.sum_rows(weights), _MIN_WEIGHT_SUM, math.inf)
