@@ -11,17 +11,20 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import open_device
 from swarmnode.compute.graph import Graph
+from swarmnode.models.base import run_pass
 from swarmnode.models.registry import open_model
 from swarmnode.schedule.dispatch import Routing
-from swarmnode.services.forward import ForwardPass
+from swarmnode.services.forward import Finished, ForwardPass
 from swarmnode.weights.expert_layers import tensor_name
 from swarmnode.weights.index import ModelIndex
 
@@ -48,16 +51,10 @@ class Marks:
         Graph.compute = marked  # type: ignore[method-assign, assignment]
 
 
-def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[str, list[float]]:
-    """Microseconds of each piece, for each token (and layer)."""
+def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[str, dict[str, float]]:
+    """Median microseconds of each piece of a token: as one graph, and cut at every layer as if workers had experts."""
     marks = Marks(flush_mb)
-    pieces: dict[str, list[float]] = {
-        "begin token": [],
-        "to experts": [],
-        "to next layer": [],
-        "end token": [],
-    }
-    totals: list[float] = []
+    found = {}
     with ModelIndex.open(path) as index:
         device = open_device("CPU", n_threads)
         bank = ExpertBank(device)
@@ -66,29 +63,52 @@ def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[st
             bank.bind(layout, range(layout.n_expert), stacked)
         model = open_model(index, device, n_ctx=512, n_slots=1)
         marks.install()
-        token = 7
-        for number in range(n_tokens + WARM_UP_TOKENS):
-            marks.spans_ns.clear()
-            began_ns = time.perf_counter_ns()
-            logits = ForwardPass(model, bank, 0, [token]).advance(Routing())
-            assert isinstance(logits, np.ndarray)
-            token = int(np.argmax(logits[-1]))
-            ended_ns = time.perf_counter_ns()
-            if number < WARM_UP_TOKENS:
-                continue
-            spans = marks.spans_ns  # dense path, experts, dense path, experts ..., logits
-            gaps = [1e-3 * (b[0] - a[1]) for a, b in pairwise(spans)]
-            first, last = 1e-3 * (spans[0][0] - began_ns), 1e-3 * (ended_ns - spans[-1][1])
-            pieces["begin token"].append(first)
-            pieces["to experts"] += gaps[0::2]
-            pieces["to next layer"] += gaps[1::2]
-            pieces["end token"].append(last)
-            totals.append((first + sum(gaps) + last) / model.n_layer)
-        pieces["all, a layer and token"] = totals
+
+        def whole(token: int) -> int:
+            finished = ForwardPass(model, bank, 0, [token], most_probable).advance(Routing())
+            assert isinstance(finished, Finished)
+            return finished.value
+
+        def cut(token: int) -> int:
+            experts = run_pass(
+                model.forward(0, [token]),
+                lambda call: bank.moe(call.layer, call.rows, call.ids, call.weights),
+            )
+            return most_probable(experts)
+
+        for name, step in (("one graph", whole), ("cut", cut)):
+            model.reset(0)
+            found[name] = _pieces(marks, step, n_tokens, model.n_layer)
         model.close()
         bank.close()
         device.close()
-    return pieces
+    return found
+
+
+def most_probable(logits: npt.NDArray[np.float32]) -> int:
+    """Greedy."""
+    return int(np.argmax(logits[-1]))
+
+
+def _pieces(marks: Marks, step: Callable[[int], int], n_tokens: int, n_layer: int) -> dict[str, float]:
+    pieces: dict[str, list[float]] = {"begin token": [], "between graphs, a layer": [], "end token": []}
+    totals: list[float] = []
+    token = 7
+    for number in range(n_tokens + WARM_UP_TOKENS):
+        marks.spans_ns.clear()
+        began_ns = time.perf_counter_ns()
+        token = step(token)
+        ended_ns = time.perf_counter_ns()
+        if number < WARM_UP_TOKENS:
+            continue
+        spans = marks.spans_ns
+        between = sum(1e-3 * (b[0] - a[1]) for a, b in pairwise(spans))
+        first, last = 1e-3 * (spans[0][0] - began_ns), 1e-3 * (ended_ns - spans[-1][1])
+        for piece, taken in zip(pieces.values(), (first, between / n_layer, last), strict=True):
+            piece.append(taken)
+        totals.append((first + between + last) / n_layer)
+    pieces["all, a layer and token"] = totals
+    return {name: statistics.median(taken) for name, taken in pieces.items()}
 
 
 def main() -> None:
@@ -101,9 +121,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--flush-mb", type=int, default=0)
     options = parser.parse_args()
-    pieces = measure(options.model, options.threads, options.tokens, options.flush_mb)
-    line = ", ".join(f"{name} {statistics.median(taken):.0f} us" for name, taken in pieces.items())
-    print(f"{options.model.name}, {options.threads} threads, flush {options.flush_mb} MB: {line}")
+    print(f"{options.model.name}, {options.threads} threads, flush {options.flush_mb} MB")
+    found = measure(options.model, options.threads, options.tokens, options.flush_mb)
+    for form, pieces in found.items():
+        print(f"{form}: " + ", ".join(f"{name} {taken:.0f} us" for name, taken in pieces.items()))
 
 
 if __name__ == "__main__":

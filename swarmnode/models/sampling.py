@@ -66,6 +66,10 @@ class Sampler:
         drawn = np.searchsorted(cumulated, self._rng.random() * cumulated[-1], side="right")
         return int(ids[min(int(drawn), len(ids) - 1)])
 
+    def sample_last(self, logits: npt.NDArray[np.float32]) -> int:
+        """`sample` from the last row of logits f32 [T, n_vocab]."""
+        return self.sample(logits[-1])
+
     def distribution(
         self, logits: npt.NDArray[np.float32]
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:

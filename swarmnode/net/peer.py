@@ -53,6 +53,11 @@ class Asked:
         self._request_id = request_id
         self._waiter = waiter
 
+    @property
+    def is_settled(self) -> bool:
+        """The reply is here, or never will be: `reply` does not wait."""
+        return self._waiter.event.is_set()
+
     async def reply(self) -> tuple[Message, memoryview]:
         """The reply with its body (read-only); no checkpoint if it is here. Cancelling tells the peer; errors as
         `Peer.request`.

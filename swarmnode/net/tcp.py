@@ -18,6 +18,8 @@ class TcpStream(trio.abc.Stream):
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
+        self._is_drained = False
+        """The last read took all there was: the next one would only be told to wait."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """See trio.abc.SendStream."""
@@ -29,6 +31,25 @@ class TcpStream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """See trio.abc.ReceiveStream."""
+        data: bytes | bytearray
+        if not self._is_drained or max_bytes is None or os.name != "posix":
+            data = await self._stream.receive_some(max_bytes)
+        else:
+            data = await self._receive_awaited(max_bytes)
+        self._is_drained = max_bytes is not None and len(data) < max_bytes
+        return data
+
+    async def _receive_awaited(self, max_bytes: int) -> bytes | bytearray:
+        """Wait first, then read: a reply costs half of what trio's read, wait and read again does."""
+        descriptor = self._stream.socket.fileno()
+        if descriptor >= 0:
+            await trio.lowlevel.wait_readable(descriptor)
+            try:
+                return os.read(descriptor, max_bytes)
+            except BlockingIOError:
+                pass  # woken for nothing
+            except OSError as error:
+                raise trio.BrokenResourceError(f"receiving failed: {error.strerror}") from error
         return await self._stream.receive_some(max_bytes)
 
     async def aclose(self) -> None:

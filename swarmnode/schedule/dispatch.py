@@ -16,6 +16,8 @@ import numpy.typing as npt
 from swarmnode.schedule.view import SwarmView, WorkerView
 
 LOCAL = -1
+_FIRST_ROW = np.zeros(1, np.int64)
+_FIRST_ROW.flags.writeable = False
 
 I32: TypeAlias = npt.NDArray[np.int32]
 F32: TypeAlias = npt.NDArray[np.float32]
@@ -85,6 +87,8 @@ def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
     owners = routing.owners.get(layer)
     if owners is None:
         return None
+    if len(ids) == 1:
+        return _plan_row(owners, ids[0])
     owner_of_pair = owners[ids].ravel()
     present = np.unique(owner_of_pair)
     if present[-1] == LOCAL:
@@ -94,6 +98,31 @@ def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
     shares = {int(owner): _share(np.flatnonzero(owner_of_pair == owner), flat_ids, k) for owner in present}
     local = shares.pop(LOCAL, None)
     return DispatchPlan(local, tuple(shares.items()))
+
+
+def _plan_row(owners: I32, ids: I32) -> DispatchPlan | None:
+    """`plan_layer` for one row: a token of an answer.
+
+    In Python, as numpy's set operations cost 200 us with cold caches, and a token needs one such plan a layer.
+    """
+    experts = ids.tolist()
+    pairs: dict[int, list[int]] = {}
+    for position, owner in enumerate(owners[ids].tolist()):
+        pairs.setdefault(owner, []).append(position)
+    positions = pairs.pop(LOCAL, None)
+    if not pairs:
+        return None
+    local = None if positions is None else _row_share(positions, experts)
+    return DispatchPlan(local, tuple((owner, _row_share(pairs[owner], experts)) for owner in sorted(pairs)))
+
+
+def _row_share(positions: list[int], experts: list[int]) -> Share:
+    return Share(
+        np.array(positions, np.int64),
+        _FIRST_ROW,
+        np.zeros(len(positions), np.int32),
+        np.array([experts[position] for position in positions], np.int32),
+    )
 
 
 def merge_shares(shares: list[Share], ids: I32) -> Share:

@@ -7,11 +7,11 @@ after every layer.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,13 @@ from swarmnode.models.base import Model
 from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
 from swarmnode.services.account import Account
-from swarmnode.services.forward import ForwardPass, RemoteLayer
+from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts
 from swarmnode.services.runners import Runner
 
 F32: TypeAlias = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -105,28 +106,41 @@ class Engine:
             account = Account()
             sampler = Sampler(request.sampling)
             decoder = StreamDecoder(self.tokenizer)
-            logits = await self._prefill(slot, request.tokens, account)
+            token = await self._prefill(slot, request.tokens, account, sampler)
             new_tokens = 0
             reason = "length"
             while new_tokens < request.max_tokens:
-                token = sampler.sample(logits[-1])
                 if token in request.stop_ids:
                     reason = "stop"
                     break
                 new_tokens += 1
                 yield TokenEvent(token, decoder.push(token), account)
                 if new_tokens < request.max_tokens:
-                    logits = await self.step(slot, [token], account)
+                    token = await self._pass(slot, [token], account, sampler.sample_last)
             yield DoneEvent(reason, decoder.finish(), len(request.tokens), new_tokens, account)
 
     async def step(
         self, slot: int, tokens: Sequence[int], account: Account, *, all_logits: bool = False
     ) -> F32:
         """Run one forward pass of a slot; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`)."""
-        forward = ForwardPass(self.model, self._bank, slot, tokens, all_logits=all_logits)
+        return await self._pass(slot, tokens, account, lambda logits: logits, all_logits=all_logits)
+
+    async def _pass(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        account: Account,
+        take: Callable[[F32], T],
+        *,
+        all_logits: bool = False,
+    ) -> T:
+        """One forward pass; what `take` makes of the logits, on the compute thread: to sort 248,320 of them takes
+        milliseconds in which no message would be read.
+        """
+        forward = ForwardPass(self.model, self._bank, slot, tokens, take, all_logits=all_logits)
         routing, workers = self._members.routing()
         result = await self._compute.run(partial(forward.advance, routing))
-        while not isinstance(result, np.ndarray):
+        while not isinstance(result, Finished):
             finish = None
             if isinstance(result, RemoteLayer):
                 pending = await self.remote.layer(result, workers, account)
@@ -137,14 +151,14 @@ class Engine:
                 pending.settle()
         account.pairs += forward.pairs
         account.layers += self.model.n_layer
-        return result
+        return result.value
 
-    async def _prefill(self, slot: int, tokens: Sequence[int], account: Account) -> F32:
-        logits = None
-        for start in range(0, len(tokens), self._chunk_tokens):
-            logits = await self.step(slot, tokens[start : start + self._chunk_tokens], account)
-        assert logits is not None  # check refused an empty prompt
-        return logits
+    async def _prefill(self, slot: int, tokens: Sequence[int], account: Account, sampler: Sampler) -> int:
+        """The first token of the answer."""
+        last = (len(tokens) - 1) // self._chunk_tokens * self._chunk_tokens
+        for start in range(0, last, self._chunk_tokens):
+            await self._pass(slot, tokens[start : start + self._chunk_tokens], account, _nothing)
+        return await self._pass(slot, tokens[last:], account, sampler.sample_last)
 
     def check(self, request: GenerateRequest) -> None:
         """Raise what `generate` would raise at once: UsageError (empty prompt), ContextFullError (too long)."""
@@ -170,3 +184,7 @@ class Engine:
             yield slot
         finally:
             self._free_send.send_nowait(slot)
+
+
+def _nothing(logits: F32) -> None:
+    """Take no notice of the logits: of every chunk of a prompt but the last."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from swarmnode.models.base import ExpertCall, Model
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, plan_layer
 
 F32: TypeAlias = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,28 +43,36 @@ class Combiner:
     call: ExpertCall
     exact: bool
     _pairs: F32 = field(init=False)
-    _sum: F32 = field(init=False)
+    _sum: F32 | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         n_rows, k = self.call.ids.shape
         if self.exact:
             self._pairs = np.empty((n_rows * k, self.call.rows.shape[1]), np.float32)
-        else:
-            self._sum = np.zeros_like(self.call.rows)
 
     def add(self, share: Share, values: F32) -> None:
         """Take the result for a share: f32 [P, n_embd] in the `experts` form, f32 [R, n_embd] in `partial`."""
         if self.exact:
             self._pairs[share.flat] = values
+            return
+        if self._sum is None:
+            self._sum = np.zeros_like(self.call.rows)
+        if len(self._sum) == 1:
+            self._sum += values
         else:
             self._sum[share.rows] += values
 
     def result(self) -> F32:
         """The layer's routed output, f32 [T, n_embd]. Every pair must have been added."""
-        if not self.exact:
+        if self._sum is not None:
             return self._sum
         n_rows, k = self.call.ids.shape
         return combine_top_k(self._pairs.reshape(n_rows, k, -1), self.call.weights)
+
+
+def share_rows(call: ExpertCall, share: Share) -> F32:
+    """The rows of a share, f32 [R, n_embd], C order; not to be written to."""
+    return call.rows if len(call.rows) == 1 else call.rows[share.rows]
 
 
 def share_weights(call: ExpertCall, share: Share) -> F32:
@@ -73,7 +82,7 @@ def share_weights(call: ExpertCall, share: Share) -> F32:
 
 def compute_share(bank: ExpertBank, call: ExpertCall, share: Share, exact: bool) -> F32:
     """Compute a share on the local replica: f32 [P, n_embd] (`experts`) or f32 [R, n_embd] (`partial`)."""
-    rows = np.ascontiguousarray(call.rows[share.rows])
+    rows = share_rows(call, share)
     if exact:
         return bank.experts(call.layer, rows, share.pair_row, share.pair_expert)
     return bank.partial(call.layer, rows, share.pair_row, share.pair_expert, share_weights(call, share))
@@ -83,13 +92,28 @@ class Paused:
     """A chunk of a prompt after one of its layers: others may have the compute thread now."""
 
 
-class ForwardPass:
-    """One `Model.forward` in progress."""
+@dataclass(frozen=True)
+class Finished(Generic[T]):
+    """The end of a pass, and what was made of its logits."""
+
+    value: T
+
+
+class ForwardPass(Generic[T]):
+    """One `Model.forward` in progress. `take` makes its result of the logits, f32 [1 or T, n_vocab]."""
 
     def __init__(
-        self, model: Model, bank: ExpertBank, slot: int, tokens: Sequence[int], *, all_logits: bool = False
+        self,
+        model: Model,
+        bank: ExpertBank,
+        slot: int,
+        tokens: Sequence[int],
+        take: Callable[[F32], T],
+        *,
+        all_logits: bool = False,
     ) -> None:
         self._bank = bank
+        self._take = take
         self._n_used = model.n_expert_used
         self._routing = Routing()
         self._steps: Generator[ExpertCall, F32, F32] = model.forward(
@@ -102,8 +126,8 @@ class ForwardPass:
 
     def advance(
         self, routing: Routing, finish: Callable[[], F32] | None = None
-    ) -> RemoteLayer | Paused | F32:
-        """Go on to the next layer that needs a worker, to a pause, or to the logits f32 [1 or T, n_vocab].
+    ) -> RemoteLayer | Paused | Finished[T]:
+        """Go on to the next layer that needs a worker, to a pause, or to the end.
 
         `routing` is a snapshot taken on the trio side right before: Members must not be touched from this thread.
         `finish` makes the routed output, f32 [T, n_embd], of the RemoteLayer returned before; None otherwise.
@@ -124,8 +148,7 @@ class ForwardPass:
                     return Paused()
                 call = self._steps.send(routed)
         except StopIteration as end:
-            logits: F32 = end.value
-            return logits
+            return Finished(self._take(end.value))
 
     def _stacked(self, layer: int) -> StackedExperts | None:
         """For a pass of one token: the experts of a layer of which no worker answers for any."""

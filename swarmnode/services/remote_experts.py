@@ -23,12 +23,19 @@ from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Asked, Body
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
 from swarmnode.services.account import Account, WorkerShare
-from swarmnode.services.forward import Combiner, RemoteLayer, compute_share, rows_agree, share_weights
+from swarmnode.services.forward import (
+    Combiner,
+    RemoteLayer,
+    compute_share,
+    rows_agree,
+    share_rows,
+    share_weights,
+)
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.messages import Experts, Rows
-from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted, pick_encoding
+from swarmnode.wire.tensors import encode_pairs, encode_rows_or_f32, parse_rows_body_untrusted
 
 F32: TypeAlias = npt.NDArray[np.float32]
 
@@ -68,6 +75,22 @@ class _Request:
     deadline_at_s: float
     entry: WorkerShare
     asked: Asked | None = None
+
+
+class _RowBytes:
+    """The rows of a layer as they travel. A single row is the same in all shares, and is encoded once."""
+
+    def __init__(self, call: ExpertCall) -> None:
+        self.call = call
+        self._single: dict[str, tuple[str, memoryview]] = {}
+
+    def encoded(self, share: Share, preferred: str) -> tuple[str, memoryview]:
+        """(encoding, bytes) of a share's rows: f32 if `preferred` cannot hold them."""
+        if len(self.call.rows) > 1:
+            return encode_rows_or_f32(share_rows(self.call, share), preferred)
+        if preferred not in self._single:
+            self._single[preferred] = encode_rows_or_f32(self.call.rows, preferred)
+        return self._single[preferred]
 
 
 class PendingLayer:
@@ -177,19 +200,20 @@ class RemoteExperts:
             max_row_error=self._config.max_row_error,
         )
         started_s = trio.current_time()
+        rows = _RowBytes(call)
         requests = []
         try:
             for index, piece, deadline_s in self._pieces(layer, workers):
                 entry = account.worker(workers[index].node_id.short)
                 request = _Request(workers[index], piece, started_s + deadline_s, entry)
                 requests.append(request)
-                self._begin(call, request)
+                self._begin(rows, request)
             if plan.local is not None:
                 await self._compute.run(partial(pending.add_local, plan.local))
             waiting_from_s = trio.current_time()
             # One after the other and without tasks: whichever comes first, the layer needs them all.
             for request in requests:
-                await self._take(call, request, pending, started_s)
+                await self._take(rows, request, pending, started_s)
         finally:
             for request in requests:
                 if request.asked is not None:
@@ -209,25 +233,28 @@ class RemoteExperts:
         item_bytes = 4 if self._form.encoding == "f32" else 2
         return self._config.share_deadline_s(len(share.flat), n_rows * call.rows.shape[1] * item_bytes)
 
-    def _begin(self, call: ExpertCall, request: _Request) -> None:
+    def _begin(self, rows: _RowBytes, request: _Request) -> None:
         """Send a piece now; if that cannot be, `_take` tries again and says why not."""
         request.entry.requests += 1
         try:
-            message, body, traffic_class = self._message(call, request)
+            message, body, traffic_class = self._message(rows, request)
             request.asked = request.worker.peer.begin(message, body, traffic_class=traffic_class)
         except (RemoteError, UsageError):
             request.asked = None
 
     async def _take(
-        self, call: ExpertCall, request: _Request, pending: PendingLayer, started_s: float
+        self, rows: _RowBytes, request: _Request, pending: PendingLayer, started_s: float
     ) -> None:
         """Take the reply to a piece; one that fails in any way is left for the local replica."""
         worker, entry = request.worker, request.entry
         values: F32 | None = None
         try:
-            with trio.CancelScope(deadline=request.deadline_at_s) as deadline:
-                values = await self._reply(call, request)
-            if deadline.cancelled_caught:
+            if request.asked is not None and request.asked.is_settled:
+                values = await self._reply(rows, request)
+            else:
+                with trio.CancelScope(deadline=request.deadline_at_s):
+                    values = await self._reply(rows, request)
+            if values is None:
                 waited_ms = 1e3 * (request.deadline_at_s - started_s)
                 self._members.missed(worker, f"no answer within {waited_ms:.0f} ms")
         except BadReplyError as error:
@@ -250,9 +277,9 @@ class RemoteExperts:
         worker.tally.pairs += len(request.share.flat)
         self._members.answered(worker)
 
-    async def _reply(self, call: ExpertCall, request: _Request) -> F32:
+    async def _reply(self, rows: _RowBytes, request: _Request) -> F32:
         if request.asked is None:
-            message, body, traffic_class = self._message(call, request)
+            message, body, traffic_class = self._message(rows, request)
             reply, reply_body = await request.worker.peer.request(message, body, traffic_class=traffic_class)
         else:
             reply, reply_body = await request.asked.reply()
@@ -260,16 +287,15 @@ class RemoteExperts:
             raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
         share = request.share
         expected = len(share.flat) if self._form.exact else len(share.rows)
-        values = parse_rows_body_untrusted(reply, reply_body, expected, call.rows.shape[1])
+        values = parse_rows_body_untrusted(reply, reply_body, expected, rows.call.rows.shape[1])
         request.entry.bytes_in += len(reply_body)
         return values
 
-    def _message(self, call: ExpertCall, request: _Request) -> tuple[Experts, Body, TrafficClass]:
-        share = request.share
-        rows = call.rows[share.rows]
+    def _message(self, rows: _RowBytes, request: _Request) -> tuple[Experts, Body, TrafficClass]:
+        call, share = rows.call, request.share
         weights = None if self._form.exact else share_weights(call, share)
-        encoding = self.encoding_for(rows, request.worker)
-        body = encode_experts_body(rows, share.pair_row, share.pair_expert, weights, encoding)
+        encoding, row_bytes = rows.encoded(share, self._encoding_for(request.worker))
+        body = (row_bytes, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
         message = Experts(
             model=self._model_id,
             layer=call.layer,
@@ -282,8 +308,6 @@ class RemoteExperts:
         few = len(call.rows) <= self._config.decode_rows
         return message, body, TrafficClass.DECODE if few else TrafficClass.PREFILL
 
-    def encoding_for(self, rows: F32, worker: Worker) -> str:
-        """Encoding of these rows and of the reply: f32 if f16 cannot hold a number or the worker does not speak it."""
-        if self._form.encoding not in worker.peer.settings.encodings:
-            return "f32"
-        return pick_encoding(rows, self._form.encoding)
+    def _encoding_for(self, worker: Worker) -> str:
+        """Encoding of rows and of the reply: f32 if the worker does not speak the chosen one."""
+        return self._form.encoding if self._form.encoding in worker.peer.settings.encodings else "f32"

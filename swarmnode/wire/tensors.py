@@ -26,6 +26,7 @@ F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
 
 MAX_F16 = 65_504.0
+_FEW_NUMBERS = 64
 _ROW_DTYPES: dict[str, np.dtype[np.float16] | np.dtype[np.float32]] = {
     "f32": np.dtype("<f4"),
     "f16": np.dtype("<f2"),
@@ -38,9 +39,11 @@ def fits_f16(rows: F32) -> bool:
     return rows.size == 0 or bool(rows.min() >= -MAX_F16 and rows.max() <= MAX_F16)
 
 
-def pick_encoding(rows: F32, preferred: str) -> str:
-    """`preferred`, or `f32` for rows that f16 cannot hold."""
-    return "f32" if preferred == "f16" and not fits_f16(rows) else preferred
+def encode_rows_or_f32(rows: F32, preferred: str) -> tuple[str, memoryview]:
+    """(encoding, `encode_rows` in it): the preferred one, or `f32` for rows that f16 cannot hold."""
+    if preferred == "f16" and not fits_f16(rows):
+        preferred = "f32"
+    return preferred, _encode(rows, preferred)
 
 
 def encode_rows(rows: F32, encoding: str) -> memoryview:
@@ -54,6 +57,10 @@ def encode_rows(rows: F32, encoding: str) -> memoryview:
         raise UsageError(f"unknown row encoding {encoding!r}")
     if encoding == "f16" and not fits_f16(rows):
         raise UsageError("a number does not fit f16 (over 65,504 or not finite); send f32")
+    return _encode(rows, encoding)
+
+
+def _encode(rows: F32, encoding: str) -> memoryview:
     return _flat(rows.astype(_ROW_DTYPES[encoding], order="C", copy=False))
 
 
@@ -89,17 +96,24 @@ def encode_experts_body(
 
     Raises UsageError if lengths differ, an id does not fit u16, or a number does not fit `encoding`.
     """
+    return (encode_rows(rows, encoding), *encode_pairs(len(rows), pair_row, pair_expert, pair_weight))
+
+
+def encode_pairs(
+    n_rows: int, pair_row: I32, pair_expert: I32, pair_weight: F32 | None
+) -> tuple[memoryview, ...]:
+    """What follows the rows in the body of Experts; arguments and errors as `encode_experts_body`."""
     n_pairs = len(pair_row)
     weights_match = pair_weight is None or (len(pair_weight) == n_pairs and pair_weight.dtype == np.float32)
     if not 1 <= n_pairs <= MAX_PAIRS or len(pair_expert) != n_pairs or not weights_match:
         raise UsageError(
             "pair_row, pair_expert and pair_weight [P] go together, 1 to 65,536 of them, weights f32"
         )
-    if pair_row.min() < 0 or pair_row.max() >= len(rows):
-        raise UsageError(f"a pair names a row outside 0 .. {len(rows) - 1}")
-    if pair_expert.min() < 0 or pair_expert.max() > MAX_EXPERT:
+    if not _in_range(pair_row, n_rows):
+        raise UsageError(f"a pair names a row outside 0 .. {n_rows - 1}")
+    if not _in_range(pair_expert, MAX_EXPERT + 1):
         raise UsageError(f"a pair names an expert outside 0 .. {MAX_EXPERT}")
-    parts = [encode_rows(rows, encoding), _flat(pair_row.astype("<u4")), _flat(pair_expert.astype("<u2"))]
+    parts = [_flat(pair_row.astype("<u4")), _flat(pair_expert.astype("<u2"))]
     if pair_weight is not None:
         parts.append(_flat(pair_weight.astype("<f4", order="C", copy=False)))
     return tuple(parts)
@@ -179,6 +193,15 @@ def _check_pairs(
     if twice.any():
         key = int(keys[:-1][twice][0])
         raise ProtocolError("bad_tensor", f"expert {key & 0xFFFF} twice for row {key >> 16}")
+
+
+def _in_range(numbers: I32, end: int) -> bool:
+    if (
+        numbers.size <= _FEW_NUMBERS
+    ):  # numpy's reductions cost 30 us each when their code is out of the caches
+        few = numbers.tolist()
+        return bool(min(few) >= 0 and max(few) < end)
+    return bool(numbers.min() >= 0 and numbers.max() < end)
 
 
 def _flat(array: npt.NDArray[np.generic]) -> memoryview:

@@ -30,6 +30,7 @@ class LocalModel:
     index: ModelIndex
     device: Device
     model: Model
+    bank: ExpertBank
     experts: Callable[[ExpertCall], F32Array]
 
     def run(self, tokens: Sequence[int], slot: int = 0, *, all_logits: bool = False) -> F32Array:
@@ -68,7 +69,11 @@ def open_local(
         model = open_model(index, device, n_ctx, n_slots, ModelsConfig(n_ubatch=n_ubatch))
         try:
             yield LocalModel(
-                index, device, model, lambda call: bank.moe(call.layer, call.rows, call.ids, call.weights)
+                index,
+                device,
+                model,
+                bank,
+                lambda call: bank.moe(call.layer, call.rows, call.ids, call.weights),
             )
         finally:
             model.close()

@@ -19,11 +19,11 @@ from swarmnode.wire.tensors import (
     encode_experts_body,
     encode_rows,
     encode_rows_body,
+    encode_rows_or_f32,
     experts_body_bytes,
     fits_f16,
     parse_experts_body_untrusted,
     parse_rows_body_untrusted,
-    pick_encoding,
 )
 
 MODEL = bytes(32)
@@ -74,7 +74,7 @@ def test_what_f16_cannot_hold_is_never_sent_as_f16(value: float) -> None:
     values = rows(2)
     values[1, 3] = value
     assert not fits_f16(values)
-    assert pick_encoding(values, "f16") == "f32"
+    assert encode_rows_or_f32(values, "f16")[0] == "f32"
     with pytest.raises(UsageError, match="does not fit f16"):
         encode_rows(values, "f16")
     with pytest.raises(RequestRefusedError) as refusal:
@@ -84,10 +84,10 @@ def test_what_f16_cannot_hold_is_never_sent_as_f16(value: float) -> None:
 
 def test_the_largest_f16_is_sent() -> None:
     values = np.array([[65_504.0, -65_504.0]], np.float32)
-    assert pick_encoding(values, "f16") == "f16"
+    assert encode_rows_or_f32(values, "f16")[0] == "f16"
     assert np.array_equal(decode_rows_untrusted(encode_rows(values, "f16"), 1, 2, "f16"), values)
     assert fits_f16(np.empty((0, 2), np.float32))
-    assert pick_encoding(values, "f32") == "f32"
+    assert encode_rows_or_f32(values, "f32")[0] == "f32"
 
 
 def test_rows_that_are_not_contiguous() -> None:
