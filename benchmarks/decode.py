@@ -43,6 +43,8 @@ N_WORKERS = 2
 PEER_PYTHON = Path(__file__).parent.parent / ".venv-bench" / "bin" / "python"
 QUIET_CORES = 0.05
 """Threads of a graph meet after every operation: a neighbour that takes a part of one core stops them all."""
+REAL_LAYERS = 48
+"""Of the model whose sizes are benchmarked."""
 LOCAL_TARGET_US, REMOTE_TARGET_US = 60.0, 500.0
 
 
@@ -231,6 +233,11 @@ def print_swarm(samples: dict[str, list[Sample]], swarm: BenchSwarm, peers: dict
         spent = python_us(samples[name], n_layer)
         verdict = "ok  " if spent <= target else "MISS"
         print(f"{verdict} python a layer and token, {name}: {spent:.0f} us, at most {target:.0f} us wanted")
+    alone_us = python_us(samples[name_of(None)], n_layer) * n_layer
+    print(
+        f"without workers a token is one graph: its {alone_us:.0f} us of Python are the same for any number of layers, "
+        f"{alone_us / REAL_LAYERS:.0f} us a layer for {REAL_LAYERS}"
+    )
 
 
 def median(taken: list[Sample], value: Callable[[Sample], float]) -> float:
