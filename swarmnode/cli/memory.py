@@ -28,3 +28,4 @@ def return_freed_memory() -> None:
     libc.mallopt(_M_ARENA_MAX, 1)
     libc.mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES)  # setting it also ends its growth to 32 MiB
     libc.mallopt(_M_TRIM_THRESHOLD, 2 * MIB)
+    libc.malloc_trim(ctypes.c_size_t(0))  # what importing took for a while: 1 MB

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import sys
-
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as RichProgress
+from typing import TYPE_CHECKING
 
 from swarmnode.cli.common import say
 from swarmnode.cli.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
 
 
 class Progress:
@@ -45,14 +40,20 @@ class Progress:
 
     def _update_bar(self, done_bytes: int, total_bytes: int) -> None:
         if self._bar is None:
-            self._bar = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-            )
+            self._bar = _make_bar()
             self._bar.start()
             self._task = self._bar.add_task(self._what, total=total_bytes)
         if self._task is not None:
             self._bar.update(self._task, completed=done_bytes, total=total_bytes)
+
+
+def _make_bar() -> RichProgress:
+    from rich import progress  # 3 MB: only where there is a terminal
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )

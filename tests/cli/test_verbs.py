@@ -209,3 +209,17 @@ def test_a_worker_needs_nothing_of_the_backbones_extra() -> None:
         "import swarmnode.cli.doctor\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_worker_does_not_load_what_it_can_do_without() -> None:
+    """3 MB for a progress bar nobody sees, 2 MB for numpy's generators: a budget is a promise about memory."""
+    code = (
+        "import sys\n"
+        "import swarmnode.cli.join\n"
+        "from swarmnode.compute.devices import open_device\n"
+        "from swarmnode.compute.self_test import check_device\n"
+        "assert check_device(open_device('CPU', 1)).passed\n"
+        "print(sorted({'rich', 'numpy.random'} & set(sys.modules)))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout == "[]\n"

@@ -118,6 +118,28 @@ def test_wrong_weights_on_the_device_are_seen(device: Device) -> None:
     bank.close()
 
 
+def test_columns_that_are_mixed_up_are_seen(device: Device) -> None:
+    """Wide batches repeat rows, but never at the distance of two tiles of a kernel."""
+
+    class CrossedTilesBank(ExpertBank):
+        def _run_piece(
+            self, shape: ExpertShape, segment: Segment, rows: Rows, pair_row: Ids, slots: Ids
+        ) -> Rows:
+            y = super()._run_piece(shape, segment, rows, pair_row, slots)
+            crossed: Rows = np.r_[y[: self.tile], y[: -self.tile]]
+            return crossed
+
+        tile = 64
+
+    layer = random_layer(n_expert=1)
+    for tile in (64, 128, 256):
+        bank = CrossedTilesBank(device)
+        bank.tile = tile
+        bank.bind(layer.layout, [0], layer.stacked)
+        assert check_expert(bank, 0, 0, widths=(tile, 512)).widest_good == tile
+        bank.close()
+
+
 def test_device_check_before_loading(device: Device) -> None:
     report = check_device(device)
     assert report.passed
