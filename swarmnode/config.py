@@ -51,7 +51,7 @@ class WireConfig:
     prefill_reply_bytes: int = 4 * MIB
     """The same for prompts: one reply of 512 f16 rows of 3,072 (3 MiB) is computed while another leaves."""
     bulk_reply_bytes: int = 2 * MIB
-    """The same for slices: what one joining worker asks for at once (StoreConfig.slabs_in_flight blocks)."""
+    """The same for slices: what one joining worker asks for at once (StoreConfig.blocks_in_flight)."""
     busy_retry_ms: int = 200
     max_unauthenticated: int = 64
     """Accepted sockets that have not proven an identity."""
@@ -76,10 +76,17 @@ class ComputeConfig:
     """0..100: how long idle threads of ggml's pool spin before they sleep. Several workers on one machine must not spin
     against each other; waking costs 20-30 us a graph (docs/decisions/0002-ggml-build.md)."""
     graph_cache_bytes: int = 16 * MIB
-    """Work memory of a worker's cached graphs: 512 pairs at n_embd 3,072, n_ff 1,024 take 15 MiB."""
+    """Work memory of a bank's cached graphs: single rows of 48 layers with 8 experts each at n_embd 3,072, n_ff 1,024
+    take 14 MB."""
+    worker_graph_cache_bytes: int = 4 * MIB
+    """The same for a worker: a graph of 64 pairs takes 1.6 MB, that of a decode step's few 0.2 MB."""
+    worker_cpu_rows: int = 64
+    """Most (row, expert) pairs in one graph of a worker's CPU; requests of up to max_rows pairs are computed in pieces
+    of this size, sorted by expert. 512 pairs of 24 experts take 90 ms on two cores either way, and 1.6 MB at n_embd
+    3,072 instead of 12.6 MB."""
     self_test_widths: tuple[int, ...] = (1, 8, 9, 16, 64, 256, 512)
     max_rows: int = 512
-    """Most (row, expert) pairs in one ggml graph of a worker; more are computed in pieces of this size."""
+    """Most (row, expert) pairs in one request to a worker, and in one ggml graph of it; more are computed in pieces."""
     backbone_max_rows: int = 4096
     """The same on a backbone, which can spare the memory: 512 tokens with 8 experts each (100 MB at n_embd 3,072)."""
 
@@ -187,11 +194,11 @@ class StoreConfig:
 
     block_bytes: int = 256 * KIB
     """A slice is pulled in blocks of this size, so that a lost source costs little."""
-    slabs_in_flight: int = 8
-    """Slabs pulled at once, each block by block: fills a link of 8 * 256 KiB per round trip (160 Mbit/s at 100 ms) and
-    holds at most 8 slabs (21 MB at the real sizes) in memory."""
-    max_flight_bytes: int = 32 * MIB
-    """Slabs pulled at once are fewer where they are large: at most so many bytes, or one slab."""
+    blocks_in_flight: int = 8
+    """Blocks asked for at once: fills a link of 8 * 256 KiB per round trip (160 Mbit/s at 100 ms)."""
+    max_flight_bytes: int = 8 * MIB
+    """Memory of the slabs that are not whole or not on disk yet, or one slab: three at the real sizes (2.6 MB each), so
+    that one is written while blocks of the others come."""
     commit_experts: int = 8
     """Experts of one layer that become visible on disk at once: a crash or a lost source costs at most these."""
     threads: int = 2

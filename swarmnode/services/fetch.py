@@ -1,4 +1,4 @@
-"""Pulls slices from a peer in blocks, several slabs at once; each is checked against the manifest before use."""
+"""Pulls slices from a peer in blocks, several at once; each slab is checked against the manifest before use."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.weights.store import SliceStore
 from swarmnode.wire.messages import Slice, SliceGet
+
+
+class _Slab:
+    """One expert's part of one tensor, on its way; a block counts when it has come."""
+
+    def __init__(self, layer: int, expert: int, tensor: ExpertTensor) -> None:
+        self.layer = layer
+        self.expert = expert
+        self.kind = tensor.kind
+        self.data = bytearray(tensor.n_bytes)
+        self.missing_bytes = tensor.n_bytes
+
+    def put(self, offset: int, block: memoryview) -> None:
+        self.data[offset : offset + len(block)] = block
+        self.missing_bytes -= len(block)
 
 
 class SliceFetcher:
@@ -44,47 +59,48 @@ class SliceFetcher:
     async def fetch(self, item: ExpertRange) -> None:
         """Fetch and commit one range; it becomes visible only when the hash of every slab was right.
 
-        Several slabs travel at once, each block by block: that fills a long link and bounds the memory to
-        `slabs_in_flight` slabs and `max_flight_bytes`. Raises BadReplyError when the peer's bytes are wrong,
-        ConnectionLostError when no block comes for `block_timeout_s`, StoreError when the disk refuses, and what
-        `Peer.request` raises; nothing of the range is then visible.
+        Blocks are asked for in order, several at once, across the ends of slabs: that fills a long link, and the memory
+        is bounded by `max_flight_bytes` (or one slab): the slabs that are not whole, or not on disk yet. Raises
+        BadReplyError when the peer's bytes are wrong, ConnectionLostError when no block comes for `block_timeout_s`,
+        StoreError when the disk refuses, and what `Peer.request` raises; nothing of the range is then visible.
         """
+        config = self._config
         layout = self._manifest.layers[item.layer].layout
         largest_bytes = max(tensor.n_bytes for tensor in layout.tensors)
-        at_once = min(self._config.slabs_in_flight, self._config.max_flight_bytes // largest_bytes)
-        limit = trio.CapacityLimiter(max(1, at_once))
+        slabs = trio.Semaphore(max(1, min(config.blocks_in_flight, config.max_flight_bytes // largest_bytes)))
+        blocks = trio.Semaphore(config.blocks_in_flight)
         async with open_flat_nursery() as nursery:
             for expert in item.experts:
                 for tensor in layout.tensors:
-                    token = (expert, tensor.kind)
-                    await limit.acquire_on_behalf_of(token)
-                    nursery.start_soon(self._store_slab, item.layer, expert, tensor, limit, token)
+                    await slabs.acquire()
+                    slab = _Slab(item.layer, expert, tensor)
+                    for offset in range(0, tensor.n_bytes, config.block_bytes):
+                        await blocks.acquire()
+                        nursery.start_soon(self._fetch_block, slab, offset, blocks, slabs)
+                    del slab
         await self._threads.run(partial(self._store.commit, item))
 
-    async def _store_slab(
-        self, layer: int, expert: int, tensor: ExpertTensor, limit: trio.CapacityLimiter, token: object
+    async def _fetch_block(
+        self, slab: _Slab, offset: int, blocks: trio.Semaphore, slabs: trio.Semaphore
     ) -> None:
-        try:
-            slab = await self._slab(layer, expert, tensor)
+        """One block into its slab; the last one to come stores it. A failure ends the whole fetch."""
+        message = SliceGet(
+            model=self._manifest.model_id,
+            layer=slab.layer,
+            expert=slab.expert,
+            kind=slab.kind,
+            offset=offset,
+            length=min(self._config.block_bytes, len(slab.data) - offset),
+        )
+        slab.put(offset, await self._block(message))
+        blocks.release()
+        self._on_bytes(message.length)
+        if slab.missing_bytes == 0:
             # Hashes the bytes and writes them: not on the thread that serves everybody.
-            await self._threads.run(partial(self._store.add_slab, layer, expert, tensor.kind, slab))
-        finally:
-            limit.release_on_behalf_of(token)
-
-    async def _slab(self, layer: int, expert: int, tensor: ExpertTensor) -> bytearray:
-        slab = bytearray()
-        while len(slab) < tensor.n_bytes:
-            message = SliceGet(
-                model=self._manifest.model_id,
-                layer=layer,
-                expert=expert,
-                kind=tensor.kind,
-                offset=len(slab),
-                length=min(self._config.block_bytes, tensor.n_bytes - len(slab)),
+            await self._threads.run(
+                partial(self._store.add_slab, slab.layer, slab.expert, slab.kind, slab.data)
             )
-            slab += await self._block(message)
-            self._on_bytes(message.length)
-        return slab
+            slabs.release()
 
     async def _block(self, message: SliceGet) -> memoryview:
         """The bytes asked for. They have as long as any other block needs, and `block_timeout_s` on top."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from tests.services.source import CONFIG, Source
 
 RANGE = ExpertRange(1, 2, 2)
 Reply = tuple[Message, memoryview]
+T = TypeVar("T")
 
 
 class FakePeer:
@@ -33,15 +35,22 @@ class FakePeer:
         self.source = source
         self.n_asked = 0
         self.at_once = self.most_at_once = 0
+        self.slabs: set[tuple[int, str]] = set()
+        """Every slab of which a block was asked for."""
         self.answer: Callable[[int, SliceGet], Awaitable[Reply]] = self.honest
 
     async def honest(self, number: int, message: SliceGet) -> Reply:
         reply, parts = self.source._slice(message)
         return reply, memoryview(bytes(parts[0]))
 
+    async def far(self, number: int, message: SliceGet) -> Reply:
+        await trio.sleep(0.1)
+        return await self.honest(number, message)
+
     async def request(self, message: SliceGet) -> Reply:
         self.n_asked += 1
         number = self.n_asked
+        self.slabs.add((message.expert, message.kind))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -49,6 +58,21 @@ class FakePeer:
             return await self.answer(number, message)
         finally:
             self.at_once -= 1
+
+
+class SlowDisk:
+    """A runner that takes its time, and counts the slabs that were begun and are not stored."""
+
+    def __init__(self, peer: FakePeer) -> None:
+        self._peer = peer
+        self._n_stored = 0
+        self.most_in_memory = 0
+
+    async def run(self, function: Callable[[], T]) -> T:
+        await trio.sleep(1)
+        self.most_in_memory = max(self.most_in_memory, len(self._peer.slabs) - self._n_stored)
+        self._n_stored += 1
+        return function()
 
 
 @pytest.fixture
@@ -63,11 +87,27 @@ def fetcher(peer: FakePeer, manifest: Manifest, store: SliceStore, on_bytes: lis
 
 async def test_an_honest_peer_gives_the_range(source: Source, store: SliceStore) -> None:
     peer, arrived = FakePeer(source), list[int]()
+    peer.answer = peer.far
     await fetcher(peer, source.manifest, store, arrived).fetch(RANGE)
     assert store.held() == (RANGE,)
     assert sum(arrived) == 2 * EXPERT_BYTES
-    assert 3 < peer.most_at_once <= 6, "slabs travel side by side"
+    assert peer.most_at_once == CONFIG.store.blocks_in_flight, "blocks travel side by side, across slabs"
     assert max(arrived) == CONFIG.store.block_bytes
+
+
+@pytest.mark.parametrize(("flight_slabs", "most_slabs"), [(0.5, 1), (1, 1), (2.5, 2), (100, 6)])
+async def test_slabs_in_memory_are_bounded(
+    flight_slabs: float, most_slabs: int, source: Source, store: SliceStore
+) -> None:
+    """A slab is begun only when there is room for all of it beside those that are not on disk yet."""
+    peer, layout = FakePeer(source), source.manifest.layers[RANGE.layer].layout
+    peer.answer = peer.far
+    slab_bytes = max(tensor.n_bytes for tensor in layout.tensors)
+    config = replace(CONFIG.store, max_flight_bytes=int(flight_slabs * slab_bytes))
+    disk = SlowDisk(peer)
+    await SliceFetcher(cast(Peer, peer), source.manifest, store, disk, config, lambda _: None).fetch(RANGE)
+    assert store.held() == (RANGE,)
+    assert disk.most_in_memory == most_slabs
 
 
 @pytest.mark.parametrize(
