@@ -50,6 +50,24 @@ class PairSum:
                 self.total[pair_row[some]] += y[some]
 
 
+def sum_in_place(y: Rows, pair_row: Ids, pair_weight: Rows, n_rows: int) -> npt.NDArray[np.intp]:
+    """The sums of `PairSum` for all pairs at once, without memory for them: y f32[P, E] is overwritten.
+
+    pair_row i32[P] in 0 .. n_rows - 1, pair_weight f32[P]. Returns where the sums are, i[n_rows]: row t's in
+    y[places[t]]; -1 for a row without a pair.
+    """
+    np.multiply(y, pair_weight[:, None], out=y)
+    places = np.full(n_rows, -1, np.intp)
+    for number, index in enumerate(_rounds(pair_row)):
+        if number == 0:
+            places[pair_row[index]] = index
+            continue
+        for start in range(0, index.size, _ROWS_AT_ONCE):
+            some = index[start : start + _ROWS_AT_ONCE]
+            y[places[pair_row[some]]] += y[some]
+    return places
+
+
 def _rounds(pair_row: Ids) -> list[npt.NDArray[np.intp]]:
     """Indices of each row's first pair, then of each row's second, and so on: no row twice in a round."""
     if pair_row.size == 0:

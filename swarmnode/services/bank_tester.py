@@ -39,11 +39,17 @@ def blaming(manifest: Manifest) -> Iterator[None]:
 
 
 def widest_batch(manifest: Manifest, config: Config) -> int:
-    """Most (row, expert) pairs in one graph: `ComputeConfig.max_rows`, fewer where a wide model would need more than
+    """Most (row, expert) pairs in one request: `ComputeConfig.max_rows`, fewer where a wide model would need more than
     `ServeConfig.max_work_bytes`.
     """
     pair_bytes = max(ExpertShape.of(layer.layout).work_bytes(1) for layer in manifest.layers.values())
     return max(1, min(config.compute.max_rows, config.serve.max_work_bytes // pair_bytes))
+
+
+def widest_graph(manifest: Manifest, device: Device, config: Config) -> int:
+    """Most (row, expert) pairs in one graph: `widest_batch`, on the CPU at most `ComputeConfig.worker_cpu_rows`."""
+    widest = widest_batch(manifest, config)
+    return min(widest, config.compute.worker_cpu_rows) if device.is_host else widest
 
 
 def check_computable(manifest: Manifest, device: Device, config: Config) -> None:
@@ -73,8 +79,8 @@ def _check_decodable(ggml_type: int) -> None:
 class BankTester:
     """Tests the first expert of every combination of tensor types as soon as it is loaded.
 
-    So a device that computes wrong is found before the rest is downloaded, and the test's work memory (50 MB at the
-    real sizes) is not needed on top of a full budget.
+    So a device that computes wrong is found before the rest is downloaded, and the test's work memory (on a CPU 12 MB
+    at the real sizes) is seldom needed on top of a full budget.
     """
 
     def __init__(self, bank: ExpertBank, widths: Sequence[int]) -> None:

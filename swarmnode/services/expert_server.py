@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,13 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import ServeConfig
 from swarmnode.errors import RequestRefusedError
 from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.services.expert_work import ExpertWork
 from swarmnode.services.job_queue import JobQueue
 from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Message, Rows
-from swarmnode.wire.tensors import encode_rows_body, parse_experts_body_untrusted
+from swarmnode.wire.tensors import parse_experts_body_untrusted
 
 log = logging.getLogger(__name__)
-
-F32: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Served:
     pairs: int = 0
     refused: int = 0
     compute_s: float = 0.0
-    """On the compute thread, without the time in the queue."""
+    """On the compute thread, without the time in the queue, with encoding the replies."""
 
 
 class ExpertServer:
@@ -50,11 +49,14 @@ class ExpertServer:
         bank: ExpertBank,
         compute: Runner,
         config: ServeConfig,
+        max_pairs: int,
     ) -> None:
+        """Serves the experts of `bank` for that model; a request has at most `max_pairs` pairs, and as many rows."""
         self._model_id = model_id
         self._n_embd = n_embd
         self._n_expert = n_expert
         self._bank = bank
+        self.max_pairs = max_pairs
         self._queue = JobQueue(compute, config)
         self.served = Served()
 
@@ -86,28 +88,25 @@ class ExpertServer:
         )
         self._check_held(message.layer, pair_expert)
 
-        def compute() -> F32:
-            if weights is None:
-                return self._bank.experts(message.layer, rows, pair_row, pair_expert)
-            return self._bank.partial(message.layer, rows, pair_row, pair_expert, weights)
-
-        values, spent_s = await self._queue.run(peer.node_id, message.n_pairs, compute)
+        work = ExpertWork(message.layer, rows, pair_row, pair_expert, weights, message.encoding)
+        compute = partial(work.run, self._bank)
+        (n_rows, reply_body), spent_s = await self._queue.run(peer.node_id, message.n_pairs, compute)
         self.served.requests += 1
         self.served.rows += message.n_rows
         self.served.pairs += message.n_pairs
         self.served.compute_s += spent_s
-        reply = Rows(encoding=message.encoding, n_rows=len(values), compute_us=int(spent_s * 1e6))
-        return reply, encode_rows_body(values, message.encoding)
+        reply = Rows(encoding=message.encoding, n_rows=n_rows, compute_us=int(spent_s * 1e6))
+        return reply, reply_body
 
     def _check_header(self, message: Experts) -> None:
-        """Refuse before the body is looked at: another model, more than one graph takes."""
+        """Refuse before the body is looked at: another model, more than was announced."""
         if message.model != self._model_id:
             raise RequestRefusedError("wrong_model", "this worker holds experts of another model")
         # Every row that is sent belongs to a pair, so a good request has no more rows than pairs.
-        if max(message.n_pairs, message.n_rows) > self._bank.max_rows:
+        if max(message.n_pairs, message.n_rows) > self.max_pairs:
             raise RequestRefusedError(
                 "too_many_pairs",
-                f"{message.n_pairs} pairs of {message.n_rows} rows in one request, at most {self._bank.max_rows}",
+                f"{message.n_pairs} pairs of {message.n_rows} rows in one request, at most {self.max_pairs}",
             )
 
     def _check_held(self, layer: int, pair_expert: npt.NDArray[np.int32]) -> None:

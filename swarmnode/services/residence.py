@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,14 @@ from swarmnode.errors import BadReplyError, BudgetError, UnsuitableModelError
 from swarmnode.net.peer import Peer
 from swarmnode.services.announcing import MAX_CAPACITY_BYTES, announceable, as_fields
 from swarmnode.services.ask import ask
-from swarmnode.services.bank_tester import BankTester, blaming, check_computable, title, widest_batch
+from swarmnode.services.bank_tester import (
+    BankTester,
+    blaming,
+    check_computable,
+    title,
+    widest_batch,
+    widest_graph,
+)
 from swarmnode.services.expert_server import ExpertServer
 from swarmnode.services.fetch import SliceFetcher
 from swarmnode.services.reports import Fetched, JoinEvent, Planned, Tested
@@ -52,8 +59,8 @@ class Residence:
 
     @property
     def max_rows(self) -> int:
-        """The widest batch that passed the self-test."""
-        return self.bank.max_rows
+        """Most (row, expert) pairs in one request; graphs are no wider than what passed the self-test."""
+        return self.server.max_pairs
 
     @property
     def ranges(self) -> tuple[ExpertRange, ...]:
@@ -145,7 +152,13 @@ class ResidenceBuilder:
             raise
         self.report(Tested(report))
         server = ExpertServer(
-            manifest.model_id, manifest.n_embd, manifest.n_expert, bank, self.compute, self.config.serve
+            manifest.model_id,
+            manifest.n_embd,
+            manifest.n_expert,
+            bank,
+            self.compute,
+            self.config.serve,
+            widest_batch(manifest, self.config) if self.device.is_host else bank.max_rows,
         )
         return Residence(manifest, store, bank, server, report, self.compute)
 
@@ -179,11 +192,12 @@ class ResidenceBuilder:
 
     def _make_bank(self, manifest: Manifest, ranges: Sequence[ExpertRange]) -> ExpertBank:
         """An empty bank with one block of memory for all experts of a shape, so that one graph serves them all."""
+        compute = self.config.compute
         bank = ExpertBank(
             self.device,
             budget_bytes=self.budget_bytes,
-            max_rows=widest_batch(manifest, self.config),
-            config=self.config.compute,
+            max_rows=widest_graph(manifest, self.device, self.config),
+            config=replace(compute, graph_cache_bytes=compute.worker_graph_cache_bytes),
         )
         counts: dict[tuple[ExpertTensor, ...], tuple[LayerLayout, int]] = {}
         for item in ranges:

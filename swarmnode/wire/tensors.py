@@ -6,7 +6,7 @@ pairs named twice and numbers that are not finite before a single number is used
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,14 @@ from swarmnode.wire.messages import ROW_ITEM_BYTES, Experts, Rows
 
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
+WireRows: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+"""Rows as they travelled: f16 stays f16 until it is computed."""
 
 MAX_F16 = 65_504.0
 _FEW_NUMBERS = 64
+_F16_INF_BITS = 0x7C00
+_ROWS_AT_ONCE = 64
+"""Rows checked in one numpy operation: bounds its temporary arrays."""
 _ROW_DTYPES: dict[str, np.dtype[np.float16] | np.dtype[np.float32]] = {
     "f32": np.dtype("<f4"),
     "f16": np.dtype("<f2"),
@@ -71,17 +76,31 @@ def decode_rows_untrusted(
 
     Raises ProtocolError `bad_tensor` unless `data` is exactly n_rows * n_embd numbers, all finite if `finite`.
     """
+    rows = view_rows_untrusted(data, n_rows, n_embd, encoding, finite=finite)
+    return rows.astype(np.float32, copy=False)
+
+
+def view_rows_untrusted(
+    data: bytes | memoryview, n_rows: int, n_embd: int, encoding: str, *, finite: bool = True
+) -> WireRows:
+    """The same without the conversion: rows of the encoding's dtype, a view of `data` if that is aligned."""
     dtype = _ROW_DTYPES.get(encoding)
     if dtype is None:
         raise ProtocolError("bad_tensor", "unknown row encoding")
     if n_rows < 1 or not 1 <= n_embd <= MAX_EMBD or len(data) != n_rows * n_embd * dtype.itemsize:
         raise ProtocolError("bad_tensor", f"{len(data)} bytes are not {n_rows} x {n_embd} {encoding} numbers")
-    rows = np.frombuffer(data, dtype).reshape(n_rows, n_embd).astype(np.float32, copy=False)
+    rows = cast(WireRows, np.frombuffer(data, dtype).reshape(n_rows, n_embd))
     if not rows.flags.aligned:
         rows = rows.copy()
-    if finite and not np.isfinite(rows).all():
+    if finite and not all(_finite(rows[at : at + _ROWS_AT_ONCE]) for at in range(0, n_rows, _ROWS_AT_ONCE)):
         raise ProtocolError("bad_tensor", "a number that is not finite")
     return rows
+
+
+def _finite(rows: WireRows) -> bool:
+    if rows.dtype == np.float16:  # its bits: a fifth of the time of isfinite
+        return bool((rows.view(np.uint16) & 0x7FFF).max() < _F16_INF_BITS)
+    return bool(np.isfinite(rows).all())
 
 
 def experts_body_bytes(message: Experts, n_embd: int) -> int:
@@ -121,10 +140,11 @@ def encode_pairs(
 
 def parse_experts_body_untrusted(
     message: Experts, body: bytes | memoryview, n_embd: int, n_expert: int
-) -> tuple[F32, I32, I32, F32 | None]:
-    """(rows f32 [T, n_embd], pair_row i32 [P], pair_expert i32 [P], pair_weight f32 [P] or None) of a request.
+) -> tuple[WireRows, I32, I32, F32 | None]:
+    """(rows [T, n_embd], pair_row i32 [P], pair_expert i32 [P], pair_weight f32 [P] or None) of a request.
 
-    Raises RequestRefusedError `bad_tensor` (`too_large` if the reply would be over the cap of a body) and nothing else.
+    Rows are f32 or f16, as they came, and may be a read-only view of `body`. Raises RequestRefusedError `bad_tensor`
+    (`too_large` if the reply would be over the cap of a body) and nothing else.
     """
     try:
         return _parse_experts(message, body, n_embd, n_expert)
@@ -154,7 +174,7 @@ def parse_rows_body_untrusted(message: Rows, body: bytes | memoryview, n_rows: i
 
 def _parse_experts(
     message: Experts, body: bytes | memoryview, n_embd: int, n_expert: int
-) -> tuple[F32, I32, I32, F32 | None]:
+) -> tuple[WireRows, I32, I32, F32 | None]:
     if len(body) != experts_body_bytes(message, n_embd):
         raise ProtocolError(
             "bad_tensor",
@@ -176,7 +196,7 @@ def _parse_experts(
         pair_weight = np.frombuffer(view[expert_end:], "<f4").astype(np.float32)
         if not np.isfinite(pair_weight).all():
             raise ProtocolError("bad_tensor", "a weight that is not finite")
-    rows = decode_rows_untrusted(view[:rows_end], message.n_rows, n_embd, message.encoding)
+    rows = view_rows_untrusted(view[:rows_end], message.n_rows, n_embd, message.encoding)
     return rows, pair_row.astype(np.int32), pair_expert.astype(np.int32), pair_weight
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swarmnode.compute.combine import PairSum, combine_top_k
+from swarmnode.compute.combine import PairSum, combine_top_k, sum_in_place
 
 
 def test_top_k_sums_in_order_of_k() -> None:
@@ -27,6 +27,10 @@ def test_pairs_sum_in_the_order_they_come_over_pieces() -> None:
             total.add(y[piece].copy(), row[piece], weight[piece])
         assert total.total.tobytes() == expected.tobytes()
     assert not expected[5:].any()
+    places = sum_in_place(y, row, weight, 7)
+    assert y[places[:5]].tobytes() == expected[:5].tobytes()
+    assert places[5:].tolist() == [-1, -1]
+    assert sorted(set(places[:5].tolist())) == sorted(int(np.flatnonzero(row == t)[0]) for t in range(5))
 
 
 def test_negative_zero_survives() -> None:

@@ -355,7 +355,8 @@ async def compute(peer: Peer, message: Message, body: memoryview) -> tuple[Messa
     """As a worker does: parse everything, then answer a row a pair."""
     assert isinstance(message, Experts)
     rows, pair_row, _, _ = parse_experts_body_untrusted(message, body, N_EMBD, 16)
-    return Rows(message.encoding, len(pair_row), 0), encode_rows_body(rows[pair_row], message.encoding)
+    values = rows[pair_row].astype(np.float32)
+    return Rows(message.encoding, len(pair_row), 0), encode_rows_body(values, message.encoding)
 
 
 N_EMBD = 8

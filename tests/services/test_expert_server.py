@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 MODEL = bytes(range(32))
 N_EMBD, N_EXPERT, HELD = 256, 8, (0, 1, 2, 5)
+MAX_PAIRS = 512
 RUDE = 3
 
 
@@ -94,10 +95,12 @@ class Node:
 
 
 @asynccontextmanager
-async def serving(bank: ExpertBank, config: ServeConfig | None = None) -> AsyncIterator[Node]:
+async def serving(
+    bank: ExpertBank, config: ServeConfig | None = None, max_pairs: int = MAX_PAIRS
+) -> AsyncIterator[Node]:
     network, compute = MemoryNetwork(), Paused()
     runner: Runner = compute
-    server = ExpertServer(MODEL, N_EMBD, N_EXPERT, bank, runner, config or ServeConfig())
+    server = ExpertServer(MODEL, N_EMBD, N_EXPERT, bank, runner, config or ServeConfig(), max_pairs)
     async with trio.open_nursery() as nursery:
         address = await serve_on(nursery, network.host("worker"), endpoint(SERVER), server.handlers)
         peer = await dial_from(nursery, network.host("backbone"), address, endpoint(CLIENT))
@@ -198,7 +201,6 @@ async def refusal(peer: Peer, message: Experts, body: tuple[memoryview, ...] | l
 async def test_bad_requests_are_refused_with_a_reason(form: str, bank: ExpertBank) -> None:
     """cases.md 25 and 26: an expert twice for a row, row index 10^6, ids outside, in both forms."""
     one = some_rows(1)
-    bank.limit_rows(16)
     wide, narrow = some_rows(17), np.ones((1, N_EMBD - 1), np.float32)
     not_finite = np.full((1, N_EMBD), np.nan, np.float32)
 
@@ -222,7 +224,7 @@ async def test_bad_requests_are_refused_with_a_reason(form: str, bank: ExpertBan
         ("bad_tensor", *raw(10**6, 0)),
         ("bad_tensor", *raw(2**32 - 1, 0)),
     ]
-    async with serving(bank) as node:
+    async with serving(bank, max_pairs=16) as node:
         for code, message, body in bad:
             assert await refusal(node.peer, message, body) == code
             assert node.server.queued_pairs == 0

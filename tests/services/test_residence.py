@@ -18,7 +18,7 @@ from swarmnode.errors import BudgetError, DeviceError, StoreError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.services import bank_tester
-from swarmnode.services.bank_tester import widest_batch
+from swarmnode.services.bank_tester import widest_batch, widest_graph
 from swarmnode.testing.memory_net import MemoryNetwork
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
 from swarmnode.weights.ggml_types import GGML_TYPES
@@ -368,8 +368,9 @@ async def test_memory_is_freed_when_moving_in_fails_and_at_the_end(
         nursery.cancel_scope.cancel()
 
 
-def test_wide_models_get_narrow_batches(source: Source) -> None:
+def test_wide_models_get_narrow_batches(source: Source, device: Device) -> None:
     assert widest_batch(source.manifest, CONFIG) == CONFIG.compute.max_rows
+    assert widest_graph(source.manifest, device, CONFIG) == CONFIG.compute.worker_cpu_rows
     wide = with_layers(source.manifest, 0, n_ff=32, n_embd=1 << 16)
     work_bytes = widest_batch(wide, CONFIG) * (2 * (1 << 16) + 3 * 32) * 4
     assert 0.9 < work_bytes / CONFIG.serve.max_work_bytes <= 1

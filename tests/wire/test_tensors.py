@@ -24,6 +24,7 @@ from swarmnode.wire.tensors import (
     fits_f16,
     parse_experts_body_untrusted,
     parse_rows_body_untrusted,
+    view_rows_untrusted,
 )
 
 MODEL = bytes(32)
@@ -163,6 +164,20 @@ def test_a_request_is_read_back(encoding: str, form: str, n_rows: int) -> None:
     for array in found:
         assert array is None or (array.flags.aligned and array.flags.c_contiguous)
     assert [str(array.dtype) for array in found[1:3]] == ["int32", "int32"]
+    assert found[0].dtype == {"f32": np.float32, "f16": np.float16}[encoding], "nothing is converted in vain"
+
+
+@pytest.mark.parametrize("encoding", ["f32", "f16"])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 63, 64, 129])
+def test_a_number_that_is_not_finite_is_found_anywhere(place: int, bad: float, encoding: str) -> None:
+    dtype = {"f32": "<f4", "f16": "<f2"}[encoding]
+    values = np.full((130, N_EMBD), -65_504.0, dtype)
+    assert view_rows_untrusted(values.tobytes(), 130, N_EMBD, encoding).tobytes() == values.tobytes()
+    values[place, -1] = bad
+    with pytest.raises(ProtocolError, match="not finite"):
+        view_rows_untrusted(values.tobytes(), 130, N_EMBD, encoding)
+    assert view_rows_untrusted(values.tobytes(), 130, N_EMBD, encoding, finite=False).shape == values.shape
 
 
 def refused(header: Experts, body: bytes, n_embd: int = N_EMBD, n_expert: int = N_EXPERT) -> str:
