@@ -32,7 +32,7 @@ class TcpStream(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """See trio.abc.ReceiveStream."""
         data: bytes | bytearray
-        if not self._is_drained or max_bytes is None or os.name != "posix":
+        if not self._is_drained or max_bytes is None or max_bytes < 1 or os.name != "posix":
             data = await self._stream.receive_some(max_bytes)
         else:
             data = await self._receive_awaited(max_bytes)
@@ -41,11 +41,12 @@ class TcpStream(trio.abc.Stream):
 
     async def _receive_awaited(self, max_bytes: int) -> bytes | bytearray:
         """Wait first, then read: a reply costs half of what trio's read, wait and read again does."""
-        descriptor = self._stream.socket.fileno()
-        if descriptor >= 0:
-            await trio.lowlevel.wait_readable(descriptor)
+        own = self._stream.socket
+        if own.fileno() >= 0:
+            await trio.lowlevel.wait_readable(own.fileno())
+        if own.fileno() >= 0:  # asked again: of a socket closed since, the number may be another connection's
             try:
-                return os.read(descriptor, max_bytes)
+                return os.read(own.fileno(), max_bytes)
             except BlockingIOError:
                 pass  # woken for nothing
             except OSError as error:

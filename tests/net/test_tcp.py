@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from swarmnode.errors import ConnectionLostError
 from swarmnode.net.address import PeerAddress
@@ -122,3 +124,109 @@ async def test_sending_now_takes_what_fits_and_never_raises() -> None:
         await stream.send_all(b"broken")
     await stream.aclose()
     assert stream.send_now(b"closed") == 0
+
+
+def connected() -> tuple[TcpStream, socket.socket]:
+    """A stream and the other end of its connection."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        other = socket.create_connection(listener.getsockname())
+        own = listener.accept()[0]
+    return TcpStream(trio.SocketStream(trio.socket.from_stdlib_socket(own))), other
+
+
+async def receive_all(stream: TcpStream, max_bytes: int) -> bytes:
+    received = bytearray()
+    while data := await stream.receive_some(max_bytes):
+        received += data
+    return bytes(received)
+
+
+async def drained() -> tuple[TcpStream, socket.socket]:
+    """As `connected`, where the next read waits before it reads."""
+    stream, other = connected()
+    other.send(b"first")
+    assert await stream.receive_some(100) == b"first"
+    return stream, other
+
+
+@pytest.mark.parametrize("n_bytes", [1, 99, 100, 101, 200])
+@pytest.mark.parametrize("piece_bytes", [1, 1000])
+async def test_all_lengths_of_reads_arrive_whole_with_their_end(n_bytes: int, piece_bytes: int) -> None:
+    stream, other = connected()
+    sent = bytes(range(n_bytes))
+    with other:
+        for start in range(0, n_bytes, piece_bytes):
+            other.send(sent[start : start + piece_bytes])
+        other.shutdown(socket.SHUT_WR)
+        assert await receive_all(stream, 100) == sent
+        assert await stream.receive_some(100) == b"", "the end stays the end"
+    await stream.aclose()
+
+
+async def test_a_read_that_is_cancelled_loses_nothing() -> None:
+    stream, other = await drained()
+    with other:
+        with trio.move_on_after(0.001) as waiting:
+            await stream.receive_some(100)
+        assert waiting.cancelled_caught
+        other.send(b"second")
+        with trio.CancelScope() as cancelled:
+            cancelled.cancel()
+            await stream.receive_some(100)
+        assert cancelled.cancelled_caught
+        assert await stream.receive_some(100) == b"second"
+    await stream.aclose()
+
+
+async def test_a_reset_and_a_close_end_a_read_that_waits() -> None:
+    for is_reset in (True, False):
+        stream, other = await drained()
+        expected = trio.BrokenResourceError if is_reset else trio.ClosedResourceError
+        with trio.fail_after(5), pytest.RaisesGroup(expected):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.receive_some, 100)
+                await trio.testing.wait_all_tasks_blocked()
+                if is_reset:
+                    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    other.close()
+                else:
+                    await stream.aclose()
+        other.close()
+        await stream.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.receive_some(100)
+
+
+async def test_a_descriptor_that_went_to_another_connection_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task may close the stream when its reader has been woken and has not run yet."""
+    stream, other = await drained()
+    wait_readable = trio.lowlevel.wait_readable
+    opened: list[socket.socket] = []
+
+    async def closed_behind(descriptor: int) -> None:
+        await wait_readable(descriptor)
+        with trio.CancelScope() as at_once:
+            at_once.cancel()
+            await stream.aclose()
+        opened.extend(socket.socketpair())
+        numbers = [end.fileno() for end in opened]
+        opened[1 - numbers.index(descriptor)].send(b"not for this stream")
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", closed_behind)
+    with other:
+        other.send(b"second")
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.receive_some(100)
+    for end in opened:
+        end.close()
+
+
+async def test_sizes_that_are_none_are_refused() -> None:
+    stream, other = await drained()
+    with other, pytest.raises(ValueError, match="max_bytes"):
+        await stream.receive_some(0)
+    await stream.aclose()
