@@ -36,8 +36,9 @@ _SQUARES = "squares"
 _MAX_NODES = 192
 _MAX_EXPERT_NODES = 32
 _MAX_TRACED_NODES = 512
-_GRAPHS_PER_LAYER = 2
-"""Kept graphs a layer and slot: cuts move whenever a worker comes or goes, and old graphs must not pile up."""
+_KEPT_PASSES = 2
+"""Passes of which a slot keeps the graphs, wherever they were cut: cuts move whenever a worker comes or goes, and old
+graphs, 100 KB a layer, must not pile up."""
 
 
 class LayerGraph:
@@ -71,6 +72,11 @@ class LayerGraph:
             self._graph.set(name, values)
         else:
             view[...] = values
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that it takes part in; the logits count as one, so that the graphs of a pass have n_layer + 1."""
+        return len(self.whole) + 1
 
     def compute(self) -> None:
         """Run it. DeviceError if the device fails."""
@@ -142,10 +148,17 @@ class LayerGraphs:
                 graphs.move_to_end(key)
                 return kept
             graphs.pop(key).close()
-        while len(graphs) >= _GRAPHS_PER_LAYER * (self._hparams.n_layer + 1):
-            graphs.popitem(last=False)[1].close()
+        self._make_room(graphs, len(whole) + 1)
         graphs[key] = self._build(slot, first, whole, 1, 1, n_kv)
         return graphs[key]
+
+    def _make_room(self, graphs: OrderedDict[tuple[int, int], LayerGraph], n_layers: int) -> None:
+        """Close the graphs of a slot that were not used for the longest time, for one of so many layers."""
+        n_kept = n_layers + sum(graph.n_layers for graph in graphs.values())
+        while n_kept > _KEPT_PASSES * (self._hparams.n_layer + 1):
+            oldest = graphs.popitem(last=False)[1]
+            n_kept -= oldest.n_layers
+            oldest.close()
 
     def close(self) -> None:
         """Free all graphs."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from swarmnode.compute.expert_graph import StackedExperts
+from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
 from swarmnode.errors import DeviceError
 from swarmnode.models.base import ExpertCall, F32Array, run_pass
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
@@ -89,6 +91,42 @@ def test_experts_that_moved_are_not_computed_with_the_old_graph(tmp_path: Path) 
         assert 0 not in cuts
         np.testing.assert_array_equal(after, local.run([1], 1))
         assert not np.array_equal(after, before)
+
+
+class LiveGraphs:
+    """Counts what graphs that are built and not closed hold."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._graphs: list[Graph] = []
+        build, close = GraphBuilder.build, Graph.close
+
+        def counted(builder: GraphBuilder, workspace: Workspace | None = None) -> Graph:
+            self._graphs.append(build(builder, workspace))
+            return self._graphs[-1]
+
+        def uncounted(graph: Graph) -> None:
+            self._graphs.remove(graph)
+            close(graph)
+
+        monkeypatch.setattr(GraphBuilder, "build", counted)
+        monkeypatch.setattr(Graph, "close", uncounted)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(graph.n_bytes for graph in self._graphs)
+
+
+def test_cuts_that_move_leave_no_graphs_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set of cuts has graphs of its own, which together reach through all layers."""
+    n_layer = 12
+    everything = set(range(n_layer))
+    with open_tiny(tmp_path, replace(SMALL, n_layer=n_layer)) as local:
+        live = LiveGraphs(monkeypatch)
+        run_uncut(local, 1, everything)
+        pass_bytes = live.n_bytes
+        for cut in everything:
+            run_uncut(local, 1, everything - {cut})
+        assert pass_bytes < live.n_bytes < 2.5 * pass_bytes
 
 
 def test_a_damaged_expert_ends_an_uncut_pass_too(tmp_path: Path) -> None:
