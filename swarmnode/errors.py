@@ -11,6 +11,7 @@
     │   └── ContextFullError       more tokens than the context holds          ends one generation
     └── RemoteError                a peer; never ends the node
         ├── HandshakeError         wrong key, network or bytes                 ends the connection, without an answer
+        │   └── WrongNodeError     another node than the one dialled           and the address is none of that node's
         ├── ProtocolError          bytes that break docs/protocol.md           ends the connection
         ├── ConnectionLostError    the stream broke or was closed              ends the requests on it
         ├── RequestRefusedError    the peer said no, with a code and a reason  ends one request
@@ -65,6 +66,10 @@ class RemoteError(SwarmError):
 
 class HandshakeError(RemoteError):
     """The peer has another key, network or protocol; closed without an answer."""
+
+
+class WrongNodeError(HandshakeError):
+    """The address reached a node with another key than the one that was dialled."""
 
 
 class ProtocolError(RemoteError):

@@ -145,13 +145,15 @@ class Connection:
         cls, endpoint: Endpoint, expected: NodeId, connection_class: ConnectionClass = ConnectionClass.LATENCY
     ) -> Connection:
         """The side that opened the stream and wants to reach `expected` and nobody else."""
-        handshake = DialerHandshake(endpoint.credentials, endpoint.network, connection_class, expected)
+        handshake = DialerHandshake(
+            endpoint.credentials, endpoint.network, connection_class, expected, endpoint.secret
+        )
         return cls(endpoint, handshake)
 
     @classmethod
     def acceptor(cls, endpoint: Endpoint) -> Connection:
         """The side that was dialled."""
-        return cls(endpoint, AcceptorHandshake(endpoint.credentials, endpoint.network))
+        return cls(endpoint, AcceptorHandshake(endpoint.credentials, endpoint.network, endpoint.secret))
 
     @property
     def connection_class(self) -> ConnectionClass | None:

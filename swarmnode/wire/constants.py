@@ -11,6 +11,8 @@ PROTOCOL_NAME = b"swarmnode/1"
 PROTOCOL_VERSION = 1
 HELLO_MAGIC = b"SN"
 """The dialer's first bytes: magic, version (u8), connection class (u8). All integers on the wire are little-endian."""
+PRIVATE_HELLO_MAGIC = b"SP"
+"""The magic on a private network, where message 1 is longer: neither side ever waits for bytes that do not come."""
 HELLO_BYTES = 4
 MAX_NETWORK_NAME_BYTES = 64
 

@@ -9,6 +9,7 @@ from swarmnode.identity import NodeId
 from swarmnode.wire.constants import ENCODINGS, PROTOCOL_VERSION
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.messages import Settings
+from swarmnode.wire.secret import NetworkSecret
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Endpoint:
     config: WireConfig
     allowed: frozenset[NodeId] | None = None
     """Who may dial us; None: everybody with a key."""
+    secret: NetworkSecret | None = None
+    """The private network's secret, mixed into every handshake; None: a network that anybody may dial."""
 
     @classmethod
     def create(
@@ -33,6 +36,7 @@ class Endpoint:
         roles: tuple[str, ...],
         config: WireConfig | None = None,
         allowed: frozenset[NodeId] | None = None,
+        secret: NetworkSecret | None = None,
     ) -> Endpoint:
         """An endpoint that speaks every row encoding and tells the caps of `config`."""
         config = WireConfig() if config is None else config
@@ -44,4 +48,4 @@ class Endpoint:
             max_body_bytes=config.max_body_bytes,
             max_requests=config.max_requests_in_flight,
         )
-        return cls(credentials, network, settings, config, allowed)
+        return cls(credentials, network, settings, config, allowed, secret)

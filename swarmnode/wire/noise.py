@@ -5,6 +5,9 @@
       <- e, ee, s, es  + payload              32 + 48 + payload + 16
       -> s, se         + payload              48 + payload + 16
 
+With a pre-shared key (a private network) it is Noise_XXpsk0_25519_ChaChaPoly_SHA256 (section 9): message 1 is `psk, e`
+and has a tag of 16 bytes, so who does not know the key gets no answer at all.
+
 `CipherState` is also the key of one direction of records after the handshake.
 """
 
@@ -21,11 +24,18 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from swarmnode.errors import HandshakeError, ProtocolError
 from swarmnode.wire.constants import MAX_NONCE, TAG_BYTES
 
-SUITE = b"Noise_XX_25519_ChaChaPoly_SHA256"
 KEY_BYTES = 32
+HASH_BYTES = 32
 SEALED_KEY_BYTES = KEY_BYTES + TAG_BYTES
 MAX_HANDSHAKE_BYTES = 1024
-MESSAGE_PATTERNS: tuple[tuple[str, ...], ...] = (("e",), ("e", "ee", "s", "es"), ("s", "se"))
+
+SUITE = b"Noise_XX_25519_ChaChaPoly_SHA256"
+PSK_SUITE = b"Noise_XXpsk0_25519_ChaChaPoly_SHA256"
+PATTERNS: dict[bytes, tuple[tuple[str, ...], ...]] = {
+    SUITE: (("e",), ("e", "ee", "s", "es"), ("s", "se")),
+    PSK_SUITE: (("psk", "e"), ("e", "ee", "s", "es"), ("s", "se")),
+}
+"""The tokens of the three messages, by the name of the whole."""
 
 _REKEY_NONCE = b"\0\0\0\0" + (2**64 - 1).to_bytes(8, "little")
 
@@ -67,8 +77,10 @@ class CipherState:
 class _SymmetricState:
     """Section 5.2."""
 
-    def __init__(self) -> None:
-        self.hash = SUITE  # exactly 32 bytes long, so it is not hashed
+    def __init__(self, suite: bytes) -> None:
+        # A name of up to 32 bytes is not hashed, but filled up with zeros.
+        is_short = len(suite) <= HASH_BYTES
+        self.hash = suite.ljust(HASH_BYTES, b"\0") if is_short else hashlib.sha256(suite).digest()
         self._chaining_key = self.hash
         self._cipher: CipherState | None = None
 
@@ -78,6 +90,14 @@ class _SymmetricState:
     def mix_key(self, secret: bytes) -> None:
         self._chaining_key, key = self._hkdf(secret)
         self._cipher = CipherState(key)
+
+    def mix_key_and_hash(self, secret: bytes) -> None:
+        """For pre-shared keys."""
+        temporary = hmac.digest(self._chaining_key, secret, "sha256")
+        self._chaining_key = hmac.digest(temporary, b"\x01", "sha256")
+        mixed = hmac.digest(temporary, self._chaining_key + b"\x02", "sha256")
+        self.mix_hash(mixed)
+        self._cipher = CipherState(hmac.digest(temporary, mixed + b"\x03", "sha256"))
 
     def encrypt_and_hash(self, plain: bytes) -> bytes:
         sealed = plain if self._cipher is None else self._cipher.seal(plain, self.hash)
@@ -108,18 +128,22 @@ class NoiseXX:
         is_initiator: bool,
         static: X25519PrivateKey,
         prologue: bytes,
+        psk: bytes | None = None,
         ephemeral: X25519PrivateKey | None = None,
     ) -> None:
-        """`ephemeral` is given by tests only; the default is a new key from the system's randomness."""
+        """`psk`: 32 bytes that both sides must know. `ephemeral` is given by tests only; the default is a new key from
+        the system's randomness."""
         self._is_initiator = is_initiator
         self._static = static
         self._ephemeral = X25519PrivateKey.generate() if ephemeral is None else ephemeral
         self._remote_ephemeral = b""
         self.remote_static = b""
         """The peer's static public key, once its message was read."""
-        self._symmetric = _SymmetricState()
+        self._psk = psk
+        suite = SUITE if psk is None else PSK_SUITE
+        self._symmetric = _SymmetricState(suite)
         self._symmetric.mix_hash(prologue)
-        self._left: Sequence[tuple[str, ...]] = MESSAGE_PATTERNS
+        self._left: Sequence[tuple[str, ...]] = PATTERNS[suite]
 
     @property
     def handshake_hash(self) -> bytes:
@@ -137,12 +161,12 @@ class NoiseXX:
         for token in self._next_tokens():
             if token == "e":
                 public = self._ephemeral.public_key().public_bytes_raw()
-                self._symmetric.mix_hash(public)
+                self._mix_ephemeral(public)
                 out += public
             elif token == "s":
                 out += self._symmetric.encrypt_and_hash(self._static.public_key().public_bytes_raw())
             else:
-                self._mix_dh(token)
+                self._mix_secret(token)
         return out + self._symmetric.encrypt_and_hash(payload)
 
     def read_message_untrusted(self, message: bytes) -> bytes:
@@ -164,20 +188,32 @@ class NoiseXX:
         for token in self._next_tokens():
             if token == "e":
                 self._remote_ephemeral, rest = _take(rest, KEY_BYTES)
-                self._symmetric.mix_hash(self._remote_ephemeral)
+                self._mix_ephemeral(self._remote_ephemeral)
             elif token == "s":
                 sealed, rest = _take(rest, SEALED_KEY_BYTES)
                 self.remote_static = self._symmetric.decrypt_and_hash(sealed)
             else:
-                self._mix_dh(token)
+                self._mix_secret(token)
         return self._symmetric.decrypt_and_hash(rest)
 
     def _next_tokens(self) -> tuple[str, ...]:
         tokens, self._left = self._left[0], self._left[1:]
         return tokens
 
-    def _mix_dh(self, token: str) -> None:
-        """ee, es or se: the first letter is the initiator's key. Raises HandshakeError for a key of small order."""
+    def _mix_ephemeral(self, public: bytes) -> None:
+        self._symmetric.mix_hash(public)
+        if (
+            self._psk is not None
+        ):  # section 9.2: keys must differ even where only the pre-shared key was mixed
+            self._symmetric.mix_key(public)
+
+    def _mix_secret(self, token: str) -> None:
+        """The pre-shared key, or ee, es, se: the first letter is the initiator's key. Raises HandshakeError for a key
+        of small order."""
+        if token == "psk":
+            assert self._psk is not None
+            self._symmetric.mix_key_and_hash(self._psk)
+            return
         mine, theirs = (token[0], token[1]) if self._is_initiator else (token[1], token[0])
         private = self._ephemeral if mine == "e" else self._static
         public = self._remote_ephemeral if theirs == "e" else self.remote_static

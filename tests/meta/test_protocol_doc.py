@@ -60,7 +60,10 @@ def human_bytes(n_bytes: int) -> str:
     return f"{n_bytes:,} B"
 
 
-HANDSHAKE_BYTES = (handshake.MESSAGE_1_BYTES, handshake.MESSAGE_2_BYTES, handshake.MESSAGE_3_BYTES)
+HANDSHAKE_BYTES = (
+    f"{handshake.MESSAGE_1_BYTES} (private networks: {handshake.PRIVATE_MESSAGE_1_BYTES}), "
+    f"{handshake.MESSAGE_2_BYTES}, {handshake.MESSAGE_3_BYTES} B"
+)
 
 EXPECTED: dict[str, Table] = {
     "Connection classes": of_enum(c.ConnectionClass),
@@ -72,7 +75,7 @@ EXPECTED: dict[str, Table] = {
     "Refusals": of_codes(c.REFUSALS),
     "Caps": [
         ["network name", f"1 .. {c.MAX_NETWORK_NAME_BYTES} B of UTF-8"],
-        ["handshake messages", ", ".join(map(str, HANDSHAKE_BYTES)) + " B"],
+        ["handshake messages", HANDSHAKE_BYTES],
         ["record, with its tag", f"{c.MIN_RECORD_BYTES} .. {c.MAX_RECORD_BYTES:,} B"],
         ["records under one key", f"{c.REKEY_RECORDS:,}"],
         ["header of a message", human_bytes(c.MAX_HEADER_BYTES)],
@@ -104,8 +107,10 @@ def test_the_document_has_no_other_tables() -> None:
 def test_the_numbers_of_the_text() -> None:
     text = DOCUMENT.read_text()
     assert noise.SUITE.decode() in text
+    assert noise.PSK_SUITE.decode() in text
     assert f'"{c.PROTOCOL_NAME.decode()}"' in text
     assert f'"{c.HELLO_MAGIC.decode()}"' in text
+    assert f'"{c.PRIVATE_HELLO_MAGIC.decode()}"' in text
 
 
 def test_every_message_says_what_it_is() -> None:

@@ -17,14 +17,23 @@ from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.events import Event, Opened
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.messages import Experts
+from swarmnode.wire.secret import NetworkSecret
 
 MODEL = bytes(range(32))
 
 
-def endpoint(seed: int, *, network: str = "test", config: WireConfig | None = None) -> Endpoint:
+def endpoint(
+    seed: int,
+    *,
+    network: str = "test",
+    config: WireConfig | None = None,
+    secret: NetworkSecret | None = None,
+) -> Endpoint:
     """A node whose id repeats from run to run."""
     credentials = Credentials(NodeKey.from_seed(bytes([seed]) * 32))
-    return Endpoint.create(credentials, network=network, agent="test", roles=("worker",), config=config)
+    return Endpoint.create(
+        credentials, network=network, agent="test", roles=("worker",), config=config, secret=secret
+    )
 
 
 DIALER, ACCEPTOR = endpoint(1), endpoint(2)

@@ -69,7 +69,9 @@ def fails_without_answer(
     other = Connection.acceptor(acceptor)
     other.receive_data(one.data_to_send(4096))
     events = one.receive_data(other.data_to_send(4096))
-    assert [type(event.error) for event in events if isinstance(event, Ended)] == [HandshakeError]
+    (ended,) = events
+    assert isinstance(ended, Ended)
+    assert isinstance(ended.error, HandshakeError)
     assert one.state is State.CLOSED
     assert not one.has_data_to_send
     assert other.node_id is None
