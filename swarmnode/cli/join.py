@@ -26,7 +26,7 @@ from swarmnode.cli.common import (
     set_up_logging,
     verbose_option,
 )
-from swarmnode.cli.memory import return_freed_memory
+from swarmnode.cli.memory import return_freed_memory, trim_heap
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.errors import UsageError
@@ -140,6 +140,7 @@ class _Face:
                 self._download.close()
                 self._tested(event)
             case Serving():
+                trim_heap()
                 say(
                     f"serving {event.backbone}: {event.n_experts} experts, {format_bytes(event.held_bytes)}, "
                     f"up to {event.max_rows} rows at once on {event.device}"

@@ -28,4 +28,11 @@ def return_freed_memory() -> None:
     libc.mallopt(_M_ARENA_MAX, 1)
     libc.mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES)  # setting it also ends its growth to 32 MiB
     libc.mallopt(_M_TRIM_THRESHOLD, 2 * MIB)
-    libc.malloc_trim(ctypes.c_size_t(0))  # what importing took for a while: 1 MB
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Give holes in the heap back to the system: what importing or a download took for a while, 1 to 2 MB."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.malloc_trim(ctypes.c_size_t(0))
