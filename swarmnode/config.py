@@ -179,13 +179,61 @@ class ServeConfig:
 
 @dataclass(frozen=True)
 class ContactConfig:
-    """How the nodes of a peer list are dialled (services/contact)."""
+    """How other nodes are dialled (services/contact, services/dial_plan)."""
 
-    dials_at_once: int = 32
-    """500 dead addresses of 10 s each then cost 160 s of the dialler's time and nobody else's."""
+    dials_at_once: int = 128
+    """Half of the file descriptors that macOS gives a process by default."""
+    attempt_delay_s: float = 0.25
+    """RFC 8305's connection attempt delay: a dial that has had so long no longer keeps the next one waiting. With
+    max_contacts, 500 dead addresses are gone through in 500 / 12 * 0.25 = 10 s."""
+    patience_s: float = 2.0
+    """When all dials_at_once are taken, one as old as this makes room for an address that was never tried; it is tried
+    again later with all of WireConfig.dial_timeout_s."""
+    max_contacts: int = 12
+    """Most connections to nodes of bootstrap lists at a time: enough for a connected overlay, few for the listed."""
+    max_targets: int = 2048
+    """Most nodes that may be on the lists of whom to dial."""
+    max_addresses: int = 8
+    """Most addresses of one node; the latest are kept."""
     redial_min_s: float = 0.5
     redial_max_s: float = 30.0
     """A peer that failed is dialled again after 0.5, 1, 2 ... seconds, at most this, times 0.5 to 1 at random."""
+    remembered_after_s: float = 3.0
+    """A node that is connected to nobody for so long also dials peers of earlier runs: bootstrap nodes that live have
+    answered by then."""
+    simultaneous_s: float = 10.0
+    """Two nodes that dialled each other within so long keep the dial of the lower id; later, the newer one counts. As
+    long as a handshake may take."""
+    report_dials: int = 8
+    """Up to so many nodes to dial, each dial and each pause is reported; with more, the pauses of one every
+    report_interval_s, while nobody is connected."""
+    report_interval_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class BootstrapConfig:
+    """Bootstrap lists from the web and from DNS (net/remote_list)."""
+
+    timeout_s: float = 10.0
+    """Longest wait for all of them together, before the node starts; then the last good copies are used."""
+    stall_timeout_s: float = 5.0
+    """Longest wait for a connection, or for the next bytes."""
+    max_redirects: int = 5
+
+
+@dataclass(frozen=True)
+class AddressBookConfig:
+    """Peers remembered for the next start (services/address_book)."""
+
+    max_nodes: int = 256
+    max_addresses: int = 4
+    """Of one node."""
+    save_interval_s: float = 60.0
+    """How often the file is written when something changed: a crash forgets a minute of meetings."""
+    dial_nodes: int = 64
+    """So many are dialled, met before heard of, latest first."""
+    precision_s: int = 3600
+    """A node that was seen again within this time is no news for the file."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +243,31 @@ class StoreConfig:
     block_bytes: int = 256 * KIB
     """A slice is pulled in blocks of this size, so that a lost source costs little."""
     blocks_in_flight: int = 8
-    """Blocks asked for at once: fills a link of 8 * 256 KiB per round trip (160 Mbit/s at 100 ms)."""
+    """Most blocks that one source is asked for at once: fills a link of 8 * 256 KiB per round trip (160 Mbit/s at
+    100 ms)."""
+    first_blocks: int = 2
+    """The same for a source of unknown speed: what a kill in the first moments costs."""
+    window_round_trips: float = 2.0
+    """Blocks under way: what a source's speed brings in so many round trips of one block, and one more."""
     max_flight_bytes: int = 8 * MIB
-    """Memory of the slabs that are not whole or not on disk yet, or one slab: three at the real sizes (2.6 MB each), so
-    that one is written while blocks of the others come."""
+    """Memory of the blocks, of all sources, that were asked for and are not on disk yet."""
+    takeover_s: float = 1.0
+    """When nothing else is left to ask for, a block that a source has held for so long is asked of another one, too:
+    ten times a common round trip ..."""
+    takeover_times: float = 3.0
+    """... or this many times what the other one needs for a block, if that is longer."""
+    max_refusals: int = 3
+    """A source that refuses so many experts of one range is not asked for others of it."""
+    max_wrong_slabs: int = 3
+    """A source that gave wrong bytes so often is not asked again at all; once, not for that range."""
+    sources_s: float = 1.0
+    """How often new sources are looked for while nothing comes."""
+    bulk_dial_s: float = 3.0
+    """How long slices wait for a connection of their own before they share the one of the rows."""
+    bulk_retry_s: float = 60.0
+    """A node whose bulk connection could not be dialled, or broke, is not dialled for another one for so long."""
+    bulk_idle_s: float = 10.0
+    """A bulk connection on which nothing was asked for so long is closed."""
     commit_experts: int = 8
     """Experts of one layer that become visible on disk at once: a crash or a lost source costs at most these."""
     threads: int = 2
@@ -215,6 +284,117 @@ class StoreConfig:
     def reply_timeout_s(self, n_bytes: int) -> float:
         """Longest wait for a reply of about so many bytes: max(request_timeout_s, n_bytes / min_bytes_per_s)."""
         return max(self.request_timeout_s, n_bytes / self.min_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class MarketConfig:
+    """Who takes which experts (gossip/demand, coverage, volunteering); the figures behind it: docs/market.md."""
+
+    run_experts: int = 4
+    """Experts are taken in aligned runs of so many (24 MB at the real sizes): short records, long reads."""
+    max_runs: int = 256
+    """A larger budget takes longer runs (doubled), so that it is filled in at most about so many steps."""
+    sample_runs: int = 16
+    """A decision looks at so many runs drawn by hash(node, epoch): more, and nodes that see the same want the same."""
+    sample_share: float = 2.0
+    """... or at this many times runs / nodes, if that is more: each run is then looked at by two nodes a round, and two
+    nodes alone see all of them."""
+    round_s: float = 5.0
+    """Mean time between two decisions of a node, times 0.5 to 1.5 by hash: records are published no faster."""
+    max_claims: int = 4
+    """Runs published as `fetching` at once: two being downloaded and two that settle meanwhile."""
+    max_downloads: int = 2
+    settle_hop_s: float = 1.5
+    """A claim is downloaded when it was published for settle_hop_s * (1 + log8(nodes)) and nobody is before it: as long
+    as gossip takes to reach everybody (a hop a second over 8 neighbours, half a second to spare)."""
+    better: float = 1.25
+    """Another run must be so much scarcer before a claim or a surplus replica is given up for it."""
+    claim_lapse_s: float = 300.0
+    """How long a claim counts half a replica: 24 MB at 0.64 Mbit/s. A slower download goes on, but counts nothing."""
+    retry_s: float = 60.0
+    """A run whose download failed is left alone for so long."""
+    surplus: float = 1.3
+    """A replica may be given up only if there are more than this times the target."""
+    surplus_share: float = 0.02
+    """Share of the nodes that may give up a run in a round; more only while experts lack replicas (volunteering.py)."""
+    max_surplus_share: float = 0.5
+    min_weight: float = 0.25
+    max_weight: float = 8.0
+    """Demand counts within these bounds (1: the average expert's): nothing is worthless, and no expert draws more than
+    8 times the replicas of an average one, whatever is said about it."""
+    suspect_weight: float = 0.1
+    """What a replica of a node counts that failed an audit, a slice or a connection."""
+    sibling_weight: float = 1 / 16
+    """What each further replica in one /24, /48 or behind one relay counts: they fail together."""
+    max_siblings: int = 64
+    """Nodes of one such site that count at all."""
+    max_unmet: float = 0.9
+    """Most of an expert's replicas that backbones can talk away: liars among them draw at most 10 times the target."""
+    demand_half_life_s: float = 600.0
+    unmet_half_life_s: float = 60.0
+    """A hole that was filled is forgotten after a few minutes."""
+    max_demand_sites: int = 64
+    """Backbones' sites with a vote: 64 * 12,288 shares are 3 MB and sorted in 20 ms."""
+
+
+@dataclass(frozen=True)
+class GossipConfig:
+    """How records spread and how many are kept (gossip/)."""
+
+    ttl_s: int = 600
+    """How long our record stands without a newer one; it is issued again after a third, so that two may get lost."""
+    max_ttl_s: float = 3600.0
+    """Longest time that anybody's record stands, whatever it says."""
+    issue_interval_s: float = 5.0
+    """Least time between two records of ours; changes meanwhile become one. A leave waits for nothing."""
+    have_interval_s: float = 1.0
+    """How long new ids are collected before a neighbour is told: 1,000 nodes make 5 a second, 10,000 make 50."""
+    neighbours: int = 8
+    """Links a node makes: a random graph of this degree reaches 1,000 nodes in 5 hops, 10,000 in 6."""
+    max_neighbours: int = 64
+    """Links a node accepts: news of 50 records a second to each cost 29 KB/s then."""
+    link_retry_s: float = 30.0
+    """A peer that refused a link is asked again after this."""
+    rotate_s: float = 300.0
+    """One random link is replaced this often, so that a part of the overlay that closed in itself opens."""
+    sync_interval_s: float = 60.0
+    """A random peer's buckets are compared this often: repairs what neighbours lost. 2 KB if nothing differs."""
+    first_sync_s: float = 1.0
+    """A new connection is compared within this time, at random, so that seldom both sides do."""
+    bucket_records: int = 8
+    """Records in a bucket: one that differs costs 8 + 9 * this bytes."""
+    max_records: int = 32_768
+    """Records kept; when full, the youngest-known of a random sample goes (docs/gossip.md). About 1.5 KB each."""
+    max_per_prefix: int = 256
+    """Records of nodes of one IPv4 /24 or IPv6 /48: every address of a /24."""
+    max_source_share: float = 0.5
+    """Most of max_records that one peer may have brought."""
+    eviction_sample: int = 8
+    """Of so many records, at random, the one whose node is known for the shortest time goes: with 7 of 8 records from
+    a flood, one that stood before is lost once in 16 million times."""
+    max_gone: int = 32_768
+    """Versions remembered of nodes that left or expired, so that stale copies do not come back; 200 B each."""
+    gone_s: float = 3600.0
+    """For how long: no record stands longer than max_ttl_s anywhere."""
+    max_passed: int = 65_536
+    """Ids remembered of records that were seen and are not kept, so that they are not fetched again; 100 B each."""
+    max_offers: int = 16_384
+    """Ids a peer offered that were not asked for yet; the next comparison brings what did not fit."""
+    max_pending: int = 1024
+    """Ids a slow neighbour was not told yet; more are dropped, and the next comparison brings them."""
+    checks_per_s: float = 256.0
+    """Signatures checked for one peer: 60 us each, so one peer costs 1.5 % of a core."""
+    checks_burst: int = 2048
+    """The same at once: a newcomer has 2,000 records within a second, 10,000 from one peer in half a minute."""
+    work_per_s: float = 64.0
+    """Messages answered for one peer (lists count for more, a comparison for 32); more is refused as busy."""
+    work_burst: int = 512
+    busy_retry_ms: int = 1000
+    request_timeout_s: float = 10.0
+    """Longest wait for an answer; then another peer is asked."""
+    max_jumps: int = 3
+    """Times within max_ttl_s that we jump above a higher version of our own key: a restored disk needs one, another
+    live holder of the key would answer for ever."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +419,11 @@ class Config:
     models: ModelsConfig = field(default_factory=ModelsConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     contact: ContactConfig = field(default_factory=ContactConfig)
+    address_book: AddressBookConfig = field(default_factory=AddressBookConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    gossip: GossipConfig = field(default_factory=GossipConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
+    market: MarketConfig = field(default_factory=MarketConfig)
 
 
 @dataclass(frozen=True)
@@ -274,3 +457,13 @@ class Folders:
     def key_file(self) -> Path:
         """The node's Ed25519 key."""
         return self.data / "node.key"
+
+    @property
+    def address_book(self) -> Path:
+        """Peers met in earlier runs."""
+        return self.data / "peers-met.txt"
+
+    @property
+    def secret_file(self) -> Path:
+        """The secret of the private network that this node is in, unless another is given."""
+        return self.settings / "network.secret"

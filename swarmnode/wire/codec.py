@@ -33,28 +33,46 @@ def unpack_map_untrusted(data: bytes | memoryview) -> dict[str, object]:
     """
     if len(data) > MAX_HEADER_BYTES:
         raise ProtocolError("bad_header", f"{len(data)} bytes, at most {MAX_HEADER_BYTES}")
-    try:
-        value = msgpack.unpackb(
-            data,
-            raw=False,
-            use_list=False,
-            strict_map_key=True,
-            object_pairs_hook=_unique_map,
-            ext_hook=_no_extension,
-            max_str_len=MAX_VALUE_BYTES,
-            max_bin_len=MAX_VALUE_BYTES,
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_FIELDS,
-            max_ext_len=0,
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ProtocolError("bad_header", f"not strict msgpack: {str(error)[:100]}") from None
+    value = _unpack_untrusted(data, MAX_VALUE_BYTES)
     if type(value) is not dict:
         raise ProtocolError("bad_header", "not a map")
     for item in value.values():
         if type(item) is tuple or type(item) is dict:
             _check_depth(item, 2)
     return value
+
+
+def unpack_list_untrusted(data: bytes | memoryview, max_bytes: int) -> tuple[object, ...]:
+    """Read one list from all of `data`; lists come as tuples. Text and bytes may be as long as `max_bytes` allows.
+
+    Raises ProtocolError `bad_header`: over `max_bytes`, and what `unpack_map_untrusted` refuses.
+    """
+    if len(data) > max_bytes:
+        raise ProtocolError("bad_header", f"{len(data)} bytes, at most {max_bytes}")
+    value = _unpack_untrusted(data, max_bytes)
+    if type(value) is not tuple:
+        raise ProtocolError("bad_header", "not a list")
+    _check_depth(value, 1)
+    return value
+
+
+def _unpack_untrusted(data: bytes | memoryview, max_value_bytes: int) -> object:
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            use_list=False,
+            strict_map_key=True,
+            object_pairs_hook=_unique_map,
+            ext_hook=_no_extension,
+            max_str_len=max_value_bytes,
+            max_bin_len=max_value_bytes,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_FIELDS,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError("bad_header", f"not strict msgpack: {str(error)[:100]}") from None
 
 
 def _unique_map(pairs: list[tuple[object, object]]) -> dict[object, object]:

@@ -91,6 +91,22 @@ MAX_EMBD = 65_536
 MAX_RANGES = 512
 MAX_MODELS = 16
 
+MAX_GOSSIP_RECORD_BYTES = 4 * KIB
+GOSSIP_ID_BYTES = 8
+"""First bytes of the SHA-256 of a record."""
+GOSSIP_OFFER_BYTES = 9
+"""A record's id and its age, in 255ths of its time to live."""
+MAX_GOSSIP_IDS = 1024
+"""Offers in one GossipHave."""
+MAX_GOSSIP_WANTED = 256
+MAX_GOSSIP_RECORDS_BYTES = 256 * KIB
+MAX_GOSSIP_BUCKETS = 1024
+MAX_GOSSIP_DIFFERENCES_BYTES = 128 * KIB
+GOSSIP_SALT_BYTES = 8
+GOSSIP_SCOPES = ("all", "some", "none")
+MAX_VIEW_MODELS = 4
+MAX_VIEW_LAYERS = 256
+
 MODEL_ID_BYTES = 32
 ROLES = ("backbone", "worker", "relay")
 ENCODINGS = ("f32", "f16")
@@ -112,6 +128,7 @@ PROTOCOL_ERRORS = {
     "bad_body": "a body whose length cannot be right for its header",
     "bad_tensor": "rows or pairs that cannot be right: lengths, indices, numbers that are not finite",
     "bad_manifest": "a manifest whose hash or content is not what its id promises",
+    "bad_gossip": "a record that is malformed, forged, of another network or not asked for",
     "bad_state": "a message that is not allowed now: no settings yet, settings twice, anything after bye",
     "too_large": "a declared body over the cap of its message type or of the receiver's settings",
     "duplicate_id": "a request id that is in flight already, or of the wrong side",

@@ -324,6 +324,117 @@ class Experts(Message):
         return reply_rows * ((body_bytes - self.pair_bytes) // self.n_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class GossipLink(Message):
+    """Be my neighbour, and tell me of new records: all, some, or none any more.
+
+    `some` are records of nodes with one of the roles, or that hold experts of one of the models (in one of the layers,
+    if layers are named); a node's leave is always told.
+    """
+
+    number = 96
+    frame = FrameType.REQUEST
+    replies = (Ok,)
+
+    scope: Annotated[str, Choice(c.GOSSIP_SCOPES)]
+    roles: Annotated[tuple[str, ...], Items(Choice(c.ROLES), len(c.ROLES))]
+    models: Annotated[tuple[bytes, ...], Items(_MODEL, c.MAX_VIEW_MODELS)]
+    layers: Annotated[tuple[int, ...], Items(_LAYER, c.MAX_VIEW_LAYERS)]
+
+
+@dataclass(frozen=True, slots=True)
+class GossipHave(Message):
+    """New records that the sender has: 8-byte id and u8 age of each, in the body."""
+
+    number = 97
+    frame = FrameType.REQUEST
+    body_cap_bytes = c.MAX_GOSSIP_IDS * c.GOSSIP_OFFER_BYTES
+    replies = (Ok,)
+    traffic_class = TrafficClass.PREFILL
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """One entry or more."""
+        _check_entries(body_bytes, c.GOSSIP_OFFER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class GossipRecords(Message):
+    """Those of the wanted records that the sender has: u16 length, u8 age and the record's bytes, in the body."""
+
+    number = 99
+    frame = FrameType.REPLY
+    body_cap_bytes = c.MAX_GOSSIP_RECORDS_BYTES
+    traffic_class = TrafficClass.PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class GossipWant(Message):
+    """Asks for records by their 8-byte ids, in the body."""
+
+    number = 98
+    frame = FrameType.REQUEST
+    body_cap_bytes = c.MAX_GOSSIP_WANTED * c.GOSSIP_ID_BYTES
+    replies = (GossipRecords,)
+    traffic_class = TrafficClass.PREFILL
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """One id or more."""
+        _check_entries(body_bytes, c.GOSSIP_ID_BYTES)
+
+    def reply_bytes(self, body_bytes: int) -> int:
+        """Every record may be of the largest size."""
+        n_ids = body_bytes // c.GOSSIP_ID_BYTES
+        return min(n_ids * (3 + c.MAX_GOSSIP_RECORD_BYTES), c.MAX_GOSSIP_RECORDS_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class GossipDifferences(Message):
+    """The records of buckets that differ: u16 bucket, u16 count and the entries of each, in the body.
+
+    `left`: buckets that differ too and did not fit.
+    """
+
+    number = 101
+    frame = FrameType.REPLY
+    body_cap_bytes = c.MAX_GOSSIP_DIFFERENCES_BYTES
+    traffic_class = TrafficClass.PREFILL
+
+    left: Annotated[int, Integer(0, c.MAX_GOSSIP_BUCKETS)]
+
+
+@dataclass(frozen=True, slots=True)
+class GossipDigest(Message):
+    """Which of these buckets of records differ from yours? The body: 8 bytes a bucket.
+
+    There are 2**k buckets, by the first bits of an id. Their bytes are the first of SHA-256(salt | the sorted ids of
+    the bucket's records, of those in the view).
+    """
+
+    number = 100
+    frame = FrameType.REQUEST
+    body_cap_bytes = c.MAX_GOSSIP_BUCKETS * c.GOSSIP_ID_BYTES
+    replies = (GossipDifferences,)
+    traffic_class = TrafficClass.PREFILL
+
+    salt: Annotated[bytes, Binary(c.GOSSIP_SALT_BYTES)]
+    scope: Annotated[str, Choice(c.GOSSIP_SCOPES)]
+    roles: Annotated[tuple[str, ...], Items(Choice(c.ROLES), len(c.ROLES))]
+    models: Annotated[tuple[bytes, ...], Items(_MODEL, c.MAX_VIEW_MODELS)]
+    layers: Annotated[tuple[int, ...], Items(_LAYER, c.MAX_VIEW_LAYERS)]
+
+    def check_body_untrusted(self, body_bytes: int) -> None:
+        """A power of two of buckets."""
+        _check_entries(body_bytes, c.GOSSIP_ID_BYTES)
+        n_buckets = body_bytes // c.GOSSIP_ID_BYTES
+        if n_buckets & (n_buckets - 1):
+            raise ProtocolError("bad_body", f"{n_buckets} buckets")
+
+
+def _check_entries(body_bytes: int, entry_bytes: int) -> None:
+    if body_bytes % entry_bytes or body_bytes == 0:
+        raise ProtocolError("bad_body", f"{body_bytes} bytes are no list of entries of {entry_bytes}")
+
+
 def row_width_untrusted(rows_bytes: int, n_rows: int, encoding: str) -> int:
     """n_embd of `n_rows` rows in `rows_bytes` bytes. Raises ProtocolError `bad_body` if there is no such n_embd."""
     row_bytes, rest = divmod(rows_bytes, n_rows)
@@ -353,6 +464,12 @@ MESSAGES: dict[int, type[Message]] = {
         Slice,
         Experts,
         Rows,
+        GossipLink,
+        GossipHave,
+        GossipWant,
+        GossipRecords,
+        GossipDigest,
+        GossipDifferences,
     )
 }
 """All messages by number."""

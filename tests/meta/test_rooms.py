@@ -16,19 +16,20 @@ LEVELS = [
     {"node"},
     {"api"},
     {"services"},
-    {"net", "schedule", "models"},
+    {"net", "schedule", "models", "gossip"},
     {"weights"},
     {"wire", "compute"},
     {"identity"},
     {"config", "errors"},
 ]
 """Top to bottom; a room imports rooms below it. Rooms on one line do not import each other. `api` stands on
-`services` (it serves the engine's events), `schedule` and `models` on `weights` (expert ranges, the index)."""
+`services` (it serves the engine's events), `schedule`, `models` and `gossip` on `weights` (expert ranges,
+the index)."""
 
 TRIO_ROOMS = {"cli", "node", "net", "services", "api", "testing"}
 """Rooms that may import trio."""
 
-PURE_ROOMS = {"wire", "schedule", "config", "errors", "identity"}
+PURE_ROOMS = {"wire", "schedule", "gossip", "config", "errors", "identity"}
 """Rooms without a clock or randomness of their own; `identity` makes keys with the system's randomness only through
 `cryptography`."""
 

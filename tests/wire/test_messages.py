@@ -19,6 +19,12 @@ from swarmnode.wire.messages import (
     Announce,
     Bye,
     Experts,
+    GossipDifferences,
+    GossipDigest,
+    GossipHave,
+    GossipLink,
+    GossipRecords,
+    GossipWant,
     ManifestGet,
     ManifestReply,
     Message,
@@ -71,6 +77,12 @@ MORE: list[Message] = [
     Ranges(MODEL, ((3, 0, 256),), 120),
     SliceGet(MODEL, 3, 255, "ffn_gate_up_exps", 0, c.MAX_SLICE_BLOCK_BYTES),
     Experts(MODEL, 47, "partial", "f32", c.MAX_ROWS, c.MAX_PAIRS),
+    GossipLink("some", ("backbone",), (MODEL,), (0, 47)),
+    GossipHave(),
+    GossipWant(),
+    GossipRecords(),
+    GossipDigest(bytes(8), "all", (), (), ()),
+    GossipDifferences(3),
 ]
 
 

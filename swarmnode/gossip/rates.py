@@ -1,0 +1,50 @@
+"""Token buckets and dice: what bounds a peer, and where chance comes from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Dice(Protocol):
+    """The part of random.Random that gossip uses; it comes in as an argument."""
+
+    def random(self) -> float:
+        """At least 0, less than 1."""
+        ...
+
+    def randrange(self, start: int, /) -> int:
+        """At least 0, less than `start`."""
+        ...
+
+    def randbytes(self, n: int, /) -> bytes: ...
+    def choice(self, seq: Sequence[T], /) -> T: ...
+    def shuffle(self, x: MutableSequence[Any], /) -> None: ...
+
+
+class TokenBucket:
+    """`per_s` tokens a second, at most `burst` saved up. Full at the start."""
+
+    __slots__ = ("_burst", "_left", "_per_s", "_then_s")
+
+    def __init__(self, per_s: float, burst: float, now_s: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._left = float(burst)
+        self._then_s = now_s
+
+    def left(self, now_s: float) -> float:
+        """Tokens there are. A clock that runs backwards gives none."""
+        if now_s > self._then_s:
+            self._left = min(self._burst, self._left + (now_s - self._then_s) * self._per_s)
+        self._then_s = now_s
+        return self._left
+
+    def take(self, n: float, now_s: float) -> bool:
+        """Take `n` tokens, if there are as many."""
+        if self.left(now_s) < n:
+            return False
+        self._left -= n
+        return True

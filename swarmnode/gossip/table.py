@@ -1,0 +1,400 @@
+"""The records a node knows: at most one of each node and kind, the one with the highest version. Pure.
+
+Merging is commutative, associative and idempotent: (incarnation, counter) decides, and of two records with the same
+version and other bytes the one with the smaller hash stays. What is kept is bounded in all, by the /24 or /48 of a
+record's addresses and by the peer that brought it. Nobody can say that another node is gone: a record ends by its
+node's signed leave, or `min(ttl, max_ttl_s)` after it was issued, by our own monotonic clock (docs/gossip.md, "Age").
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from swarmnode.config import GossipConfig
+from swarmnode.gossip.rates import Dice
+from swarmnode.gossip.records import DEMAND, NODE, DemandRecord, Envelope, NodeRecord, Record, Version
+from swarmnode.identity import NodeId
+
+Key: TypeAlias = tuple[NodeId, int]
+"""A node and a kind of record."""
+
+MAX_CONFLICTS = 1024
+AGE_UNIT = 255
+"""Ages travel in 255ths of a record's life, rounded up, so that they never shrink on the way."""
+
+
+class Outcome(enum.Enum):
+    """What became of a record."""
+
+    NEW = "new"
+    """A node that was not known."""
+    NEWER = "newer"
+    """A higher version than ours."""
+    SAME = "same"
+    """The very bytes that we have."""
+    OLD = "old"
+    """A lower version than ours, or one of a node that is gone."""
+    CONFLICT = "conflict"
+    """Our version with other bytes: its node signs two truths, or two nodes have one key."""
+    OWN_NEWER = "own_newer"
+    """Of our own key, and not ours: a restored disk, or another holder of the key."""
+    REFUSED = "refused"
+    """Not kept; `reason` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`changed`: the table holds the record now, and neighbours want to know."""
+
+    outcome: Outcome
+    changed: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What subscribers hear: a record that is live now, or (None) that there is none of this key any more."""
+
+    node_id: NodeId
+    kind: int
+    record: Record | None
+
+
+class Entry:
+    """A record and what is known of it here."""
+
+    __slots__ = ("born_s", "known_s", "place", "prefixes", "record", "seen_s", "source")
+
+    def __init__(
+        self, record: Record, known_s: float, seen_s: float, born_s: float, source: NodeId | None, place: int
+    ) -> None:
+        self.record = record
+        self.known_s = known_s
+        """When the node was first seen, without a gap since."""
+        self.seen_s = seen_s
+        """When this version was first seen."""
+        self.born_s = born_s
+        """When it was issued, by the least age that anybody told; never after `seen_s`."""
+        self.source = source
+        """The peer that brought the node's first record; None: ourselves."""
+        self.place = place
+        """Where the key stands in the table's list."""
+        self.prefixes: tuple[str, ...] = ()
+
+
+class RecordTable:
+    """Everything known, bounded. `own`'s records are kept like others' but never evicted."""
+
+    def __init__(self, config: GossipConfig, network: bytes, own: NodeId, rng: Dice) -> None:
+        self._config = config
+        self._network = network
+        self._own = own
+        self._rng = rng
+        self._entries: dict[Key, Entry] = {}
+        self._keys: list[Key] = []
+        self._ids: dict[bytes, Key] = {}
+        self._gone: dict[Key, tuple[Version, float]] = {}
+        self._passed: dict[bytes, None] = {}
+        self._by_source: Counter[NodeId] = Counter()
+        self._by_prefix: dict[str, list[Key]] = {}
+        self._pinned: set[NodeId] = {own}
+        self._changes: dict[Key, Change] = {}
+        self._conflicts: dict[NodeId, int] = {}
+        self._next_expiry_s = math.inf
+
+    # -- reading
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def live(self) -> Iterator[NodeRecord]:
+        """Records of nodes that are there, in no order; not those that leave."""
+        for entry in self._entries.values():
+            record = entry.record
+            if isinstance(record, NodeRecord) and not record.leaving:
+                yield record
+
+    def demands(self) -> Iterator[DemandRecord]:
+        """Demand of backbones, in no order; not of those that leave."""
+        for entry in self._entries.values():
+            record = entry.record
+            if isinstance(record, DemandRecord) and not self._leaves(record.node_id):
+                yield record
+
+    def get(self, node_id: NodeId) -> NodeRecord | None:
+        """The node's record, also one that says that it leaves."""
+        entry = self._entries.get((node_id, NODE))
+        return entry.record if entry is not None and isinstance(entry.record, NodeRecord) else None
+
+    def demand(self, node_id: NodeId) -> DemandRecord | None:
+        """The node's demand."""
+        entry = self._entries.get((node_id, DEMAND))
+        return entry.record if entry is not None and isinstance(entry.record, DemandRecord) else None
+
+    def by_id(self, record_id: bytes) -> Record | None:
+        """The record with this id, if it is the one we keep."""
+        key = self._ids.get(record_id)
+        return None if key is None else self._entries[key].record
+
+    def records(self) -> Iterator[Record]:
+        """All records, also of nodes that leave."""
+        return (entry.record for entry in self._entries.values())
+
+    def knows(self, record_id: bytes) -> bool:
+        """Whether the record is here, or was and is not wanted again."""
+        return record_id in self._ids or record_id in self._passed
+
+    @property
+    def conflicts(self) -> dict[NodeId, int]:
+        """Nodes that signed two records with one version, and how often that was seen; the last 1,024."""
+        return dict(self._conflicts)
+
+    def first_known_s(self, node_id: NodeId) -> float | None:
+        """Since when the node is known without a gap, by our monotonic clock."""
+        entry = self._entries.get((node_id, NODE))
+        return None if entry is None else entry.known_s
+
+    def take_changes(self) -> list[Change]:
+        """What changed since the last call, one entry a key."""
+        changes = list(self._changes.values())
+        self._changes.clear()
+        return changes
+
+    # -- ages
+
+    def age(self, record_id: bytes, now_s: float) -> int:
+        """Age of a record that we keep, in 255ths of its life, rounded up: what the next node is told."""
+        entry = self._entries[self._ids[record_id]]
+        share = (now_s - entry.born_s) / self._life_s(entry.record)
+        return min(AGE_UNIT, max(0, math.ceil(share * AGE_UNIT)))
+
+    def hear_age(self, record_id: bytes, age: int, now_s: float) -> None:
+        """Somebody says how old a record is. The youngest age told counts, so that nobody can end another's record; it
+        was never issued after we first saw it, so that nobody can prolong one."""
+        key = self._ids.get(record_id)
+        if key is None:
+            return
+        entry = self._entries[key]
+        born_s = now_s - age / AGE_UNIT * self._life_s(entry.record)
+        entry.born_s = min(entry.seen_s, max(entry.born_s, born_s))
+
+    # -- merging
+
+    def judge(self, envelope: Envelope) -> Verdict:
+        """What `offer` would say, before the signature is checked or the body read."""
+        if envelope.network != self._network:
+            return Verdict(Outcome.REFUSED, reason="another network")
+        entry = self._entries.get(envelope.key)
+        if envelope.node_id == self._own:
+            return self._judge_own(envelope, entry)
+        if entry is None:
+            gone = self._gone.get(envelope.key)
+            if gone is not None and envelope.version <= gone[0]:
+                return Verdict(Outcome.OLD)
+            return Verdict(Outcome.NEW, changed=True)
+        return _compare(envelope, entry.record)
+
+    def offer(self, record: Record, now_s: float, source: NodeId | None = None, age: int = 0) -> Verdict:
+        """Merge a record whose signature is right, which the peer `source` (None: ourselves) says is `age` old."""
+        verdict = self.judge(record)
+        if source is None and verdict.outcome is Outcome.OWN_NEWER:
+            verdict = Verdict(Outcome.NEWER, changed=True)
+        if verdict.outcome is Outcome.CONFLICT:
+            self._note_conflict(record.node_id)
+        if verdict.outcome is Outcome.SAME:
+            self.hear_age(record.id, age, now_s)
+        elif verdict.changed:
+            return self._put(record, now_s, source, age, verdict)
+        else:
+            self._pass(record.id)
+        return verdict
+
+    def expire(self, now_s: float) -> None:
+        """Drop what has lived its time; `take_changes` tells. Cheap while nothing is due."""
+        if now_s < self._next_expiry_s:
+            return
+        due = [key for key, entry in self._entries.items() if self._end_s(entry) <= now_s]
+        for key in due:
+            entry = self._entries[key]
+            self._remember_gone(entry.record, now_s)
+            self._remove(entry)
+        for key in [key for key, (_, until_s) in self._gone.items() if until_s <= now_s]:
+            del self._gone[key]
+        self._next_expiry_s = min(
+            min((self._end_s(entry) for entry in self._entries.values()), default=math.inf),
+            min((until_s for _, until_s in self._gone.values()), default=math.inf),
+        )
+        self._next_expiry_s = max(self._next_expiry_s, now_s + 1.0)
+
+    def pin(self, node_id: NodeId, pinned: bool) -> None:
+        """A node with an open connection is never evicted."""
+        (self._pinned.add if pinned else self._pinned.discard)(node_id)
+
+    # -- the parts
+
+    def _judge_own(self, envelope: Envelope, entry: Entry | None) -> Verdict:
+        if entry is None or envelope.version > entry.record.version:
+            return Verdict(Outcome.OWN_NEWER)
+        verdict = _compare(envelope, entry.record)
+        return Verdict(Outcome.OWN_NEWER) if verdict.outcome is Outcome.CONFLICT else verdict
+
+    def _leaves(self, node_id: NodeId) -> bool:
+        record = self.get(node_id)
+        return record is not None and record.leaving
+
+    def _life_s(self, record: Envelope) -> float:
+        return min(record.ttl_s, self._config.max_ttl_s)
+
+    def _end_s(self, entry: Entry) -> float:
+        return entry.born_s + self._life_s(entry.record)
+
+    def _put(
+        self, record: Record, now_s: float, source: NodeId | None, age: int, verdict: Verdict
+    ) -> Verdict:
+        life_s = self._life_s(record)
+        born_s = now_s - age / AGE_UNIT * life_s
+        if born_s + life_s <= now_s:
+            return Verdict(Outcome.REFUSED, reason="at its end")
+        prefixes = prefixes_of(record)
+        reason = self._make_room(record.key, prefixes, source)
+        if reason:
+            self._pass(record.id)
+            return Verdict(Outcome.REFUSED, reason=reason)
+        entry = self._entries.get(record.key)
+        if entry is None:
+            entry = Entry(record, now_s, now_s, born_s, source, len(self._keys))
+            self._entries[record.key] = entry
+            self._keys.append(record.key)
+            if source is not None:
+                self._by_source[source] += 1
+        else:
+            self._forget_record(entry)
+            entry.record, entry.seen_s, entry.born_s = record, now_s, born_s
+        entry.prefixes = prefixes
+        for prefix in prefixes:
+            self._by_prefix.setdefault(prefix, []).append(record.key)
+        self._ids[record.id] = record.key
+        self._gone.pop(record.key, None)
+        self._next_expiry_s = min(self._next_expiry_s, born_s + life_s)
+        self._changes[record.key] = Change(*record.key, None if record.leaving else record)
+        return verdict
+
+    def _make_room(self, key: Key, prefixes: tuple[str, ...], source: NodeId | None) -> str:
+        """Evict what this record takes the place of; why it cannot be kept, or ""."""
+        entry = self._entries.get(key)
+        config = self._config
+        for prefix in prefixes:
+            if entry is not None and prefix in entry.prefixes:
+                continue
+            group = self._by_prefix.get(prefix, ())
+            if len(group) >= config.max_per_prefix and not self._evict(group, key, None):
+                return "too many nodes of one prefix"
+        if entry is not None:
+            return ""
+        most = int(config.max_records * config.max_source_share)
+        crowded = source is not None and self._by_source[source] >= most
+        if crowded and not self._evict(self._keys, key, source):
+            return "too many nodes from one peer"
+        if len(self._entries) >= config.max_records and not self._evict(self._keys, key, None):
+            return "the table is full"
+        return ""
+
+    def _evict(self, group: Sequence[Key], but: Key, source: NodeId | None) -> bool:
+        """Drop the youngest-known of a random sample of `group` (of those that `source` brought)."""
+        config = self._config
+        youngest: Entry | None = None
+        found = 0
+        for _ in range(8 * config.eviction_sample):
+            key = group[self._rng.randrange(len(group))]
+            entry = self._entries[key]
+            if key == but or key[0] in self._pinned or (source is not None and entry.source != source):
+                continue
+            if youngest is None or entry.known_s > youngest.known_s:
+                youngest = entry
+            found += 1
+            if found == config.eviction_sample:
+                break
+        if youngest is None:
+            return False
+        self._remove(youngest)
+        return True
+
+    def _remove(self, entry: Entry) -> None:
+        key = entry.record.key
+        self._forget_record(entry)
+        del self._entries[key]
+        last = self._keys.pop()
+        if last != key:
+            self._keys[entry.place] = last
+            self._entries[last].place = entry.place
+        if entry.source is not None:
+            self._by_source[entry.source] -= 1
+            if not self._by_source[entry.source]:
+                del self._by_source[entry.source]
+        self._changes[key] = Change(*key, None)
+
+    def _forget_record(self, entry: Entry) -> None:
+        """The entry's record is replaced or removed."""
+        key = entry.record.key
+        del self._ids[entry.record.id]
+        self._pass(entry.record.id)
+        for prefix in entry.prefixes:
+            group = self._by_prefix[prefix]
+            group.remove(key)
+            if not group:
+                del self._by_prefix[prefix]
+
+    def _remember_gone(self, record: Record, now_s: float) -> None:
+        self._gone[record.key] = (record.version, now_s + self._config.gone_s)
+        while len(self._gone) > self._config.max_gone:
+            del self._gone[next(iter(self._gone))]
+
+    def _pass(self, record_id: bytes) -> None:
+        self._passed.pop(record_id, None)
+        self._passed[record_id] = None
+        if len(self._passed) > self._config.max_passed:
+            del self._passed[next(iter(self._passed))]
+
+    def _note_conflict(self, node_id: NodeId) -> None:
+        self._conflicts[node_id] = self._conflicts.pop(node_id, 0) + 1
+        if len(self._conflicts) > MAX_CONFLICTS:
+            del self._conflicts[next(iter(self._conflicts))]
+
+
+def _compare(envelope: Envelope, ours: Envelope) -> Verdict:
+    """A record beside the one we have of its key."""
+    if envelope.version != ours.version:
+        newer = envelope.version > ours.version
+        return Verdict(Outcome.NEWER if newer else Outcome.OLD, changed=newer)
+    if envelope.digest == ours.digest:
+        return Verdict(Outcome.SAME)
+    return Verdict(Outcome.CONFLICT, changed=envelope.digest < ours.digest)
+
+
+def prefixes_of(record: Record) -> tuple[str, ...]:
+    """What the addresses of a record are counted by: IPv4 /24 and IPv6 /48, names and loopback not at all."""
+    if not isinstance(record, NodeRecord):
+        return ()
+    return tuple(sorted({prefix for text in record.state.addresses if (prefix := prefix_of(text))}))
+
+
+@lru_cache(maxsize=4096)
+def prefix_of(address: str) -> str:
+    """`203.0.113.9:7000` -> `203.0.113.0/24`, `[2001:db8::1]:7000` -> `2001:db8::/48`; "" for a name or loopback."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    if ip.is_loopback:
+        return ""
+    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
