@@ -1,0 +1,364 @@
+"""How many trustworthy replicas each expert has, kept up to date record by record. Pure.
+
+What a record claims is weighed, not believed:
+
+* a node has one record, so leaving and coming back counts once;
+* nodes of one **site** (a /24, a /48, a relay) fail together and are easily invented together: the first replica of an
+  expert counts whole, each further one `sibling_weight`, and only `max_siblings` nodes count at all;
+* `fetching` counts half, for `claim_lapse_s` from when it was first seen here, whatever the record's own times say;
+* a suspect (an audit, a slice or a connection failed: told from outside) counts `suspect_weight`;
+* what backbones say they found nobody for is subtracted (`MarketView`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import ipaddress
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.config import MarketConfig
+from swarmnode.gossip.demand import Demand, even_demand
+from swarmnode.gossip.priority import is_before
+from swarmnode.gossip.shape import MarketShape
+from swarmnode.identity import NodeId
+from swarmnode.weights.slices import ExpertRange
+
+UNIT = 1024
+"""Weights are whole numbers of 1/1024, so that adding and taking away leaves nothing behind."""
+
+F32 = npt.NDArray[np.float32]
+Units = npt.NDArray[np.int32]
+
+
+class HoldingsLike(Protocol):
+    """What coverage reads of `records.ModelHoldings`."""
+
+    @property
+    def model(self) -> bytes: ...
+    @property
+    def serving(self) -> tuple[ExpertRange, ...]: ...
+    @property
+    def fetching(self) -> tuple[ExpertRange, ...]: ...
+    @property
+    def seeds(self) -> bool: ...
+
+
+class StateLike(Protocol):
+    """What coverage reads of `records.OwnState`."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
+    @property
+    def relays(self) -> tuple[NodeId, ...]: ...
+    @property
+    def models(self) -> Sequence[HoldingsLike]: ...
+    @property
+    def leaving(self) -> bool: ...
+
+
+def site_of(addresses: Iterable[str], relays: Iterable[NodeId]) -> str:
+    """What a node fails together with: the /24 or /48 of its first public address, else its first relay, else the
+    network of its first private address, else `nowhere`. A host's name is a site of its own.
+    """
+    private = ""
+    for address in addresses:
+        host = address.rpartition(":")[0].strip("[]")
+        try:
+            ip = ipaddress.ip_address(host)
+        except ValueError:
+            return f"name {host.lower()}"
+        if ip.version == 6 and ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
+        site = str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
+        if ip.is_global:
+            return site
+        private = private or site
+    relay = next(iter(relays), None)
+    if relay is not None:
+        return f"relay {relay}"
+    return private or "nowhere"
+
+
+def is_local_site(site: str) -> bool:
+    """Whether a site is a private network, this machine, or no address: a name that says nothing."""
+    if site == "nowhere":
+        return True
+    try:
+        return not ipaddress.ip_network(site).is_global
+    except ValueError:
+        return False
+
+
+@dataclass
+class _Member:
+    """One node's part. `fetching`: range -> when it was first seen here."""
+
+    site: str
+    weight: int
+    serving: tuple[ExpertRange, ...]
+    fetching: dict[ExpertRange, float] = field(default_factory=dict)
+
+
+class Coverage:
+    """Replicas of one model's experts in the records of all nodes but our own.
+
+    `own_site`: where we are. Nodes of our own site count one by one if it is a local one (a LAN, one machine): there
+    is no other way to have two replicas then, and who shares it is known.
+    """
+
+    def __init__(
+        self, model: bytes, shape: MarketShape, own: NodeId, config: MarketConfig, own_site: str = "nowhere"
+    ) -> None:
+        self.shape = shape
+        self._model = model
+        self._own = own
+        self._config = config
+        self._trusted_site = own_site if is_local_site(own_site) else None
+        self._members: dict[NodeId, _Member] = {}
+        self._sites: dict[str, dict[NodeId, _Member]] = {}
+        self._suspects: set[NodeId] = set()
+        self._claimants: dict[NodeId, _Member] = {}
+        self._lapses: list[tuple[float, NodeId]] = []
+        self._units = np.zeros(shape.size, np.int32)
+        self._holders = np.zeros(shape.size, np.int32)
+        self._replicas: F32 | None = None
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes that serve or fetch some of the model."""
+        return len(self._members)
+
+    @property
+    def replicas(self) -> F32:
+        """f32 [size]: trustworthy replicas of each expert. Not to be changed by the caller."""
+        if self._replicas is None:
+            self._replicas = self._units.astype(np.float32) / np.float32(UNIT)
+        return self._replicas
+
+    @property
+    def holders(self) -> npt.NDArray[np.int32]:
+        """i32 [size]: nodes whose record says `serving`, each counted whole. Not to be changed by the caller."""
+        return self._holders
+
+    def update(self, node_id: NodeId, state: StateLike, now_s: float) -> None:
+        """The node's record is now this one. Costs its own size and one pass over the model, not the table."""
+        if node_id == self._own:
+            return
+        holdings = None if state.leaving else self._holdings(state)
+        if holdings is None or not (holdings.serving or holdings.fetching):
+            self.remove(node_id)
+            return
+        before = self._members.get(node_id)
+        serving = tuple(item for item in holdings.serving if self.shape.holds(item))
+        claims = [item for item in holdings.fetching if self.shape.holds(item)]
+        member = _Member(
+            site=self._site_key(node_id, state),
+            weight=self._weight(node_id),
+            serving=serving,
+            fetching={item: _first_seen(before, item, now_s) for item in claims},
+        )
+        self._replace(node_id, member)
+        for since_s in set(member.fetching.values()):
+            heapq.heappush(self._lapses, (since_s + self._config.claim_lapse_s, node_id))
+        self.advance(now_s)
+
+    def remove(self, node_id: NodeId) -> None:
+        """The node left, or its record expired."""
+        if node_id in self._members:
+            self._replace(node_id, None)
+
+    def suspect(self, node_id: NodeId, suspected: bool) -> None:
+        """From now on (with or without a record) the node's claims weigh little, or whole again."""
+        if suspected:
+            self._suspects.add(node_id)
+        else:
+            self._suspects.discard(node_id)
+        member = self._members.get(node_id)
+        if member is not None and member.weight != self._weight(node_id):
+            self._replace(
+                node_id, _Member(member.site, self._weight(node_id), member.serving, member.fetching)
+            )
+
+    def advance(self, now_s: float) -> None:
+        """Claims that are too old count nothing from here on."""
+        while self._lapses and self._lapses[0][0] <= now_s:
+            _, node_id = heapq.heappop(self._lapses)
+            member = self._members.get(node_id)
+            if member is not None:
+                lapsed_s = now_s - self._config.claim_lapse_s
+                live = {item: since for item, since in member.fetching.items() if since > lapsed_s}
+                if len(live) < len(member.fetching):
+                    self._replace(node_id, _Member(member.site, member.weight, member.serving, live))
+
+    def settled(self, item: ExpertRange, since_s: float) -> F32:
+        """f32 [count]: replicas of a range we claimed at `since_s`, with others' claims decided.
+
+        A claim counts whole if it was seen before ours or its priority is higher (priority.is_before), else not.
+        """
+        counts = self.replicas[self.shape.slice_of(item)].copy()
+        for node_id, member in self._claimants.items():
+            for claim, seen_s in member.fetching.items():
+                if claim.layer != item.layer or claim.stop <= item.first or claim.first >= item.stop:
+                    continue
+                ahead = seen_s < since_s or is_before(node_id.raw, self._own.raw, claim, item)
+                first, stop = max(claim.first, item.first), min(claim.stop, item.stop)
+                counts[first - item.first : stop - item.first] += (
+                    member.weight / UNIT * (0.5 if ahead else -0.5)
+                )
+        settled: F32 = np.maximum(counts, 0)
+        return settled
+
+    def _holdings(self, state: StateLike) -> HoldingsLike | None:
+        found = (entry for entry in state.models if entry.model == self._model and not entry.seeds)
+        return next(found, None)
+
+    def _site_key(self, node_id: NodeId, state: StateLike) -> str:
+        site = site_of(state.addresses, state.relays)
+        return f"node {node_id}" if site == self._trusted_site else site
+
+    def _weight(self, node_id: NodeId) -> int:
+        return round(UNIT * self._config.suspect_weight) if node_id in self._suspects else UNIT
+
+    def _replace(self, node_id: NodeId, member: _Member | None) -> None:
+        """Exchange a node's part and count its site (or both sites) anew."""
+        before = self._members.get(node_id)
+        for site in {entry.site for entry in (before, member) if entry is not None}:
+            self._units -= self._site_units(site)
+        if before is not None:
+            self._count(before, -1)
+            del self._members[node_id]
+            self._claimants.pop(node_id, None)
+            siblings = self._sites[before.site]
+            del siblings[node_id]
+            if not siblings:
+                del self._sites[before.site]
+        if member is not None:
+            self._count(member, 1)
+            self._members[node_id] = member
+            self._sites.setdefault(member.site, {})[node_id] = member
+            if member.fetching:
+                self._claimants[node_id] = member
+        for site in {entry.site for entry in (before, member) if entry is not None}:
+            self._units += self._site_units(site)
+        self._replicas = None
+
+    def _count(self, member: _Member, step: int) -> None:
+        serving = np.zeros(self.shape.size, np.bool_)
+        for item in member.serving:
+            serving[self.shape.slice_of(item)] = True
+        self._holders[serving] += step
+
+    def _site_units(self, site: str) -> Units:
+        """i32 [size]: what all members of a site count together."""
+        total = np.zeros(self.shape.size, np.int32)
+        siblings = self._sites.get(site, {})
+        for member in self._counted(siblings):
+            total += self._member_units(member)
+        if len(siblings) > 1:
+            over = np.maximum(total - UNIT, 0)
+            total -= over
+            total += (over * self._config.sibling_weight).astype(np.int32)
+        return total
+
+    def _counted(self, siblings: dict[NodeId, _Member]) -> Iterator[_Member]:
+        """At most max_siblings, always the same ones of the same set."""
+        if len(siblings) <= self._config.max_siblings:
+            yield from siblings.values()
+        else:
+            for node_id in sorted(siblings)[: self._config.max_siblings]:
+                yield siblings[node_id]
+
+    def _member_units(self, member: _Member) -> Units:
+        """i32 [size]: a range that is named twice counts once, `serving` before `fetching`."""
+        units = np.zeros(self.shape.size, np.int32)
+        for item in member.fetching:
+            units[self.shape.slice_of(item)] = member.weight // 2
+        for item in member.serving:
+            units[self.shape.slice_of(item)] = member.weight
+        return units
+
+
+class MarketView:
+    """What one node's decisions look at: coverage, corrected by what backbones found nobody for, and demand."""
+
+    def __init__(self, coverage: Coverage) -> None:
+        self._coverage = coverage
+        self._demand = even_demand(coverage.shape)
+        self._talked_away = np.zeros(coverage.shape.size, np.float32)
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes that serve or fetch some of the model, besides us."""
+        return self._coverage.n_nodes
+
+    @property
+    def replicas(self) -> F32:
+        """f32 [size]: trustworthy replicas besides our own."""
+        counts: F32 = np.maximum(self._coverage.replicas - self._talked_away, 0)
+        return counts
+
+    @property
+    def demand(self) -> F32:
+        """f32 [size]: 1 is the average expert's."""
+        return self._demand.weight
+
+    def settled(self, item: ExpertRange, since_s: float) -> F32:
+        """f32 [count]: see Coverage.settled."""
+        away = self._talked_away[self._coverage.shape.slice_of(item)]
+        counts: F32 = np.maximum(self._coverage.settled(item, since_s) - away, 0)
+        return counts
+
+    def set_demand(self, demand: Demand, config: MarketConfig) -> None:
+        """New sketches came in. Replicas that exist now and did not answer are not counted from here on; those that
+        come later are, until the next sketches tell.
+        """
+        self._demand = demand
+        self._talked_away = np.minimum(demand.unmet, np.float32(config.max_unmet)) * self._coverage.replicas
+
+
+def scarcity(replicas: F32, demand: F32, config: MarketConfig) -> F32:
+    """How much another replica is worth, f32 of the same shape: demand over replicas, below two replicas in steps.
+
+    w / (r + 1/2) + 16 max(0, 2 - r), w = demand within [min_weight, max_weight]. With w / (r + 1/2) <= 2 w <= 16 an
+    expert nobody has comes before one that somebody fetches, that before one replica, and that before two; from two on
+    demand decides, and the replicas of experts become proportional to it.
+    """
+    weight = np.clip(demand, config.min_weight, config.max_weight)
+    value: F32 = (weight / (replicas + 0.5) + 16.0 * np.maximum(2.0 - replicas, 0.0)).astype(np.float32)
+    return value
+
+
+def target_replicas(demand: F32, mean: float, config: MarketConfig) -> F32:
+    """f32: how many replicas each expert should have where the mean is `mean`: proportional to demand (within its
+    bounds), but two of everything first, as far as that goes. The mean of the targets is `mean`.
+
+    `demand`: f32 of the experts that exist.
+    """
+    weight = np.clip(demand, config.min_weight, config.max_weight)
+    floor = min(2.0, mean)
+    low, high = 0.0, mean / float(weight.min()) if mean > 0 else 0.0
+    for _ in range(24):
+        middle = (low + high) / 2
+        if float(np.maximum(floor, middle * weight).mean()) > mean:
+            high = middle
+        else:
+            low = middle
+    target: F32 = np.maximum(np.float32(floor), np.float32(low) * weight).astype(np.float32)
+    return target
+
+
+def _first_seen(before: _Member | None, item: ExpertRange, now_s: float) -> float:
+    """When the claim that this one is (a rest of) was first seen."""
+    if before is None:
+        return now_s
+    around = (
+        since_s
+        for claim, since_s in before.fetching.items()
+        if claim.layer == item.layer and claim.first <= item.first and item.stop <= claim.stop
+    )
+    return min(around, default=now_s)

@@ -1,0 +1,184 @@
+"""What a backbone asks experts for: counted with decay, told as a coarse sketch, put together against liars. Pure.
+
+A backbone counts every (row, expert) pair that its gate chose, and those among them that it computed itself because no
+worker answered for them (*unmet*). The first says what is wanted, the second what claims are worth: nobody can hold an
+expert by saying so while those who use it find nobody who computes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.config import MarketConfig
+from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.sketch import MAX_HOT, MAX_UNMET, SHARE_UNIT, DemandSketch
+
+_FOLD_AT = 512
+"""Calls of `add` between two foldings: 10 tokens of 48 layers."""
+
+Flat = npt.NDArray[np.int64]
+
+
+class DemandCounter:
+    """Counts of one model's experts, halved every `config.demand_half_life_s` (unmet ones: `unmet_half_life_s`).
+
+    All calls from one thread: what is put aside is folded in by any of them.
+    """
+
+    def __init__(self, shape: MarketShape, config: MarketConfig) -> None:
+        self._shape = shape
+        self._routed = _Decayed(shape.size, config.demand_half_life_s)
+        self._unmet = _Decayed(shape.size, config.unmet_half_life_s)
+        self._routed_lately = _Decayed(shape.size, config.unmet_half_life_s)
+
+    def add(self, layer: int, ids: npt.NDArray[np.int32], now_s: float) -> None:
+        """The gate chose `ids` (i32, any shape) of `layer`. Cheap: copied and put aside, counted every 512 calls."""
+        flat = ids.ravel() + np.int64(layer * self._shape.n_expert)
+        self._routed.add(flat, now_s)
+        self._routed_lately.add(flat, now_s)
+
+    def add_unmet(self, layer: int, ids: npt.NDArray[np.int32], now_s: float) -> None:
+        """These pairs of `add` were computed here, for no worker had them in time (not: because here was faster)."""
+        self._unmet.add(ids.ravel() + np.int64(layer * self._shape.n_expert), now_s)
+
+    def counts(self, now_s: float) -> npt.NDArray[np.float64]:
+        """f64 [n_layer, n_expert]: decayed pairs."""
+        return self._routed.counts(now_s).reshape(self._shape.n_layer, self._shape.n_expert)
+
+    def sketch(self, now_s: float) -> DemandSketch:
+        """What goes into a record. Unmet shares are of the pairs that the short half-life remembers."""
+        counts = self._routed.counts(now_s)
+        lately = float(self._routed_lately.counts(now_s).sum())
+        return DemandSketch(
+            per_s=float(counts.sum()) * self._routed.decay_per_s,
+            hot=_top(counts, float(counts.sum()), MAX_HOT),
+            unmet=_top(self._unmet.counts(now_s), lately, MAX_UNMET),
+        )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What many backbones want. `weight` f32 [size]: 1 for an expert of average demand, 0 where there is none.
+    `unmet` f32 [size]: 0..1, the share of an expert's pairs that found no worker. `per_s`: the median site's pairs.
+    """
+
+    weight: npt.NDArray[np.float32]
+    unmet: npt.NDArray[np.float32]
+    per_s: float
+
+
+def even_demand(shape: MarketShape) -> Demand:
+    """Nobody has said anything: all experts are wanted alike."""
+    return Demand(shape.exists.astype(np.float32), np.zeros(shape.size, np.float32), 0.0)
+
+
+def aggregate(votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape, config: MarketConfig) -> Demand:
+    """One demand from (site, sketch) pairs; a site (coverage.site_of) has one vote however many backbones it has.
+
+    Every expert's share is the mean over sites after a quarter of the values at each end (at least one, from three
+    sites on) was left out, so that fewer liars than that move it only within what honest sites say. Silent ones (no
+    pairs) have no vote, and beyond `config.max_demand_sites` sites the rest is left out, in the order of their names.
+    """
+    sites: dict[str, list[DemandSketch]] = {}
+    for site, sketch in votes:
+        if sketch.per_s > 0:
+            sites.setdefault(site, []).append(sketch)
+    if not sites:
+        return even_demand(shape)
+    chosen = [sites[site] for site in sorted(sites)[: config.max_demand_sites]]
+    shares = np.stack([_mean([_dense_shares(sketch, shape) for sketch in group]) for group in chosen])
+    unmet = np.stack([_mean([_unmet_fraction(sketch, shape) for sketch in group]) for group in chosen])
+    share = _trimmed_mean(shares)
+    mean = float(share.sum()) / shape.n_total
+    per_s = float(np.median([sum(sketch.per_s for sketch in group) for group in chosen]))
+    return Demand(share / np.float32(max(mean, 1e-30)), _trimmed_mean(unmet), per_s)
+
+
+class _Decayed:
+    """Sums that halve every half-life, brought up to date only when something is folded in or read."""
+
+    def __init__(self, size: int, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._sums = np.zeros(size, np.float64)
+        self._as_of_s = -np.inf
+        self._pending: deque[Flat] = deque()
+
+    @property
+    def decay_per_s(self) -> float:
+        """Steady counts times this are the rate: ln 2 / half-life."""
+        return float(np.log(2.0)) / self._half_life_s
+
+    def add(self, flat: Flat, now_s: float) -> None:
+        self._pending.append(flat)
+        if len(self._pending) >= _FOLD_AT:
+            self._fold(now_s)
+
+    def counts(self, now_s: float) -> npt.NDArray[np.float64]:
+        self._fold(now_s)
+        return self._sums.copy()
+
+    def _fold(self, now_s: float) -> None:
+        """Everything pending counts as of now: a few seconds against a half-life of minutes."""
+        batch: list[Flat] = []
+        while self._pending:
+            batch.append(self._pending.popleft())
+        if now_s > self._as_of_s:
+            self._sums *= 0.5 ** ((now_s - self._as_of_s) / self._half_life_s)
+            self._as_of_s = now_s
+        if batch:
+            self._sums += np.bincount(np.concatenate(batch), minlength=len(self._sums))
+
+
+def _top(counts: npt.NDArray[np.float64], total: float, most: int) -> dict[int, int]:
+    """Flat number -> share of `total` in SHARE_UNIT, of the `most` largest, without those that round down to 0."""
+    whole = max(total, float(counts.sum()))
+    if whole <= 0.0:
+        return {}
+    order = np.argsort(-counts, kind="stable")[:most]
+    shares = counts[order] / whole * SHARE_UNIT
+    return {int(flat): int(share) for flat, share in zip(order, shares, strict=True) if share >= 1.0}
+
+
+def _dense_shares(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.float32]:
+    """f32 [size]: named shares, and the rest spread evenly over the experts that are not named."""
+    hot = _existing(sketch.hot, shape)
+    rest = max(0.0, 1.0 - sum(hot.values())) / max(1, shape.n_total - len(hot))
+    shares = np.where(shape.exists, np.float32(rest), np.float32(0.0))
+    shares[list(hot)] = list(hot.values())
+    return shares
+
+
+def _unmet_fraction(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.float32]:
+    """f32 [size]: unmet pairs over all pairs of an expert; those of an expert that is not hot are guessed as even."""
+    shares = _dense_shares(sketch, shape)
+    fraction = np.zeros(shape.size, np.float32)
+    for flat, unmet in _existing(sketch.unmet, shape).items():
+        fraction[flat] = unmet / max(unmet, float(shares[flat]))
+    return fraction
+
+
+def _existing(entries: Mapping[int, int], shape: MarketShape) -> dict[int, float]:
+    """Flat number -> share, of experts that the model has."""
+    return {
+        flat: share / SHARE_UNIT
+        for flat, share in entries.items()
+        if flat < shape.size and shape.exists[flat]
+    }
+
+
+def _mean(values: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    return values[0] if len(values) == 1 else np.mean(np.stack(values), axis=0, dtype=np.float32)
+
+
+def _trimmed_mean(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """f32 [sites, size] -> [size]."""
+    n = len(values)
+    cut = 0 if n < 3 else max(1, n // 4)
+    kept = np.sort(values, axis=0)[cut : n - cut]
+    mean: npt.NDArray[np.float32] = kept.mean(axis=0, dtype=np.float32)
+    return mean

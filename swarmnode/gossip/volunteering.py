@@ -1,0 +1,330 @@
+"""Which experts a node takes, one decision after another: the market without a centre. Pure.
+
+Every `round_s` (jittered by hash) a node
+
+1. looks at its claims that were published long enough for everybody to have heard of them. One that others are before
+   on, while something much scarcer is to be had, is withdrawn (nothing was downloaded yet); another one becomes a
+   download, if fewer than `max_downloads` are running and there is room;
+2. claims the scarcest of a sample of aligned runs that still fit the budget: published as `fetching`, counted half;
+3. if it is full, may - seldom - claim a scarce run instead of one that has replicas to spare, which is dropped when the
+   claim has settled.
+
+Everything follows from (node id, epoch, view): two runs of one history decide alike, and two nodes of one view differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from swarmnode.config import MarketConfig
+from swarmnode.gossip.coverage import F32, scarcity, target_replicas
+from swarmnode.gossip.priority import order_of, share_of
+from swarmnode.gossip.runs import Runs
+from swarmnode.gossip.shape import MarketShape
+from swarmnode.weights.slices import ExpertRange, merge_pairs
+
+
+class View(Protocol):
+    """What a decision looks at (coverage.MarketView). Replicas and demand are flat f32 [size]; our own claims and
+    replicas are not among them.
+    """
+
+    @property
+    def n_nodes(self) -> int: ...
+    @property
+    def replicas(self) -> F32: ...
+    @property
+    def demand(self) -> F32: ...
+    def settled(self, item: ExpertRange, since_s: float) -> F32: ...
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Publish `item` as `fetching` (it is in `Volunteer.fetching` already)."""
+
+    item: ExpertRange
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Publish `item` no longer: others were before us."""
+
+    item: ExpertRange
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Download `item`, test it, then call `served` or `failed`."""
+
+    item: ExpertRange
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Publish `item` no longer, then free its memory and disk, then call `freed`."""
+
+    item: ExpertRange
+
+
+Decision: TypeAlias = Claim | Withdraw | Fetch | Drop
+
+
+class _Stage(Enum):
+    CLAIMED = "claimed"
+    LOADING = "loading"  # a download, or what was on disk on its way into memory
+
+
+@dataclass
+class _Entry:
+    """A claim. `published_s`: None until it was. `instead_of`: what is dropped for it when it has settled."""
+
+    since_s: float
+    stage: _Stage
+    published_s: float | None = None
+    instead_of: tuple[ExpertRange, ...] = ()
+
+
+class Volunteer:
+    """One node's part in the market of one model. Not a byte more than `budget_bytes` is served, loading or not yet
+    freed at any time, and no expert is held twice.
+
+    `epoch`: the first one's number; give it the record's incarnation, so that a restarted node does not repeat itself.
+    """
+
+    def __init__(
+        self, node_id: bytes, shape: MarketShape, budget_bytes: int, config: MarketConfig, epoch: int = 0
+    ) -> None:
+        self._node_id = node_id
+        self._shape = shape
+        self._budget_bytes = budget_bytes
+        self._config = config
+        self._epoch = epoch
+        self._runs = Runs(shape, budget_bytes, config)
+        self._serving: set[ExpertRange] = set()
+        self._entries: dict[ExpertRange, _Entry] = {}
+        self._dropping: set[ExpertRange] = set()
+        self._avoided: dict[ExpertRange, float] = {}
+        self._taken = np.zeros(shape.size, np.bool_)
+        self._next_s = -math.inf
+
+    # ---- what a record says -------------------------------------------------------------------------------------
+
+    @property
+    def serving(self) -> tuple[ExpertRange, ...]:
+        """What is served, in the fewest ranges."""
+        return _merged(self._serving)
+
+    @property
+    def fetching(self) -> tuple[ExpertRange, ...]:
+        """What is claimed or on its way, in the fewest ranges."""
+        return _merged(self._entries)
+
+    @property
+    def loading(self) -> tuple[ExpertRange, ...]:
+        """The downloads that run, and what comes from disk."""
+        return tuple(sorted(item for item, entry in self._entries.items() if entry.stage is _Stage.LOADING))
+
+    @property
+    def occupied_bytes(self) -> int:
+        """What is served, loading, or dropped and not freed: never more than the budget."""
+        return self._shape.range_bytes([*self._serving, *self.loading, *self._dropping])
+
+    @property
+    def next_s(self) -> float:
+        """When `decide` wants to be called next; earlier calls decide nothing."""
+        return self._next_s
+
+    @property
+    def full(self) -> bool:
+        """Whether the budget has no room for another expert, claims counted."""
+        return self._left_bytes() < min(self._shape.expert_bytes.values())
+
+    # ---- what happened --------------------------------------------------------------------------------------------
+
+    def adopt(self, kept: Iterable[ExpertRange], now_s: float) -> tuple[ExpertRange, ...]:
+        """At the start: what is on disk is taken up first. Returns the ranges to load (then call `served` for each);
+        what does not fit the budget, or is not of this model, is not among them.
+        """
+        taken = []
+        for item in sorted(set(kept)):
+            if not self._shape.holds(item) or self._taken[self._shape.slice_of(item)].any():
+                continue
+            fits = min(item.count, self._left_bytes() // self._shape.expert_bytes[item.layer])
+            if fits > 0:
+                part = ExpertRange(item.layer, item.first, fits)
+                self._add(part, _Entry(now_s, _Stage.LOADING))
+                taken.append(part)
+        return tuple(taken)
+
+    def published(self, now_s: float) -> None:
+        """A record with the present `serving` and `fetching` went out."""
+        for entry in self._entries.values():
+            if entry.published_s is None:
+                entry.published_s = now_s
+
+    def served(self, item: ExpertRange) -> None:
+        """A range that was loading passed its self-test."""
+        if self._entries[item].stage is _Stage.LOADING:
+            del self._entries[item]
+            self._serving.add(item)
+
+    def failed(self, item: ExpertRange, now_s: float) -> None:
+        """A download (or what was on disk) came to nothing; the range is left alone for `retry_s`."""
+        self._remove(item)
+        self._avoided[item] = now_s + self._config.retry_s
+
+    def freed(self, item: ExpertRange) -> None:
+        """Memory and disk of a dropped range are free again."""
+        self._dropping.discard(item)
+
+    # ---- decisions ------------------------------------------------------------------------------------------------
+
+    def decide(self, view: View, now_s: float) -> list[Decision]:
+        """What to do now. In order: all of it goes into one record, then memory is freed, then downloads start."""
+        if now_s < self._next_s:
+            return []
+        self._epoch += 1
+        jitter = 0.5 + share_of(self._node_id, self._epoch, "jitter")
+        self._next_s = now_s + self._config.round_s * jitter
+        self._avoided = {item: until_s for item, until_s in self._avoided.items() if until_s > now_s}
+        replicas, demand = view.replicas, view.demand
+        values = scarcity(replicas, demand, self._config)
+        decisions = self._settle(view, values, now_s)
+        if not self.full:
+            decisions += self._claim(view, values, now_s)
+        elif len(self._entries) < self._config.max_claims:
+            decisions += self._exchange(view, values, now_s)
+        return decisions
+
+    def settle_s(self, n_nodes: int) -> float:
+        """How long a claim must have been published before it becomes a download."""
+        return self._config.settle_hop_s * (1.0 + math.log(n_nodes + 1, 8))
+
+    def _settle(self, view: View, values: F32, now_s: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        wait_s = self.settle_s(view.n_nodes)
+        for item, entry in sorted(self._entries.items(), key=lambda pair: (pair[1].since_s, pair[0])):
+            if entry.stage is _Stage.LOADING or entry.published_s is None:
+                continue
+            if entry.published_s + wait_s > now_s:
+                continue
+            if self._outbid(item, entry, view, values):
+                self._remove(item)
+                decisions.append(Withdraw(item))
+                continue
+            for part in entry.instead_of:
+                self._drop(part)
+                decisions.append(Drop(part))
+            entry.instead_of = ()
+            if self._may_load(item):
+                entry.stage = _Stage.LOADING
+                decisions.append(Fetch(item))
+        return decisions
+
+    def _outbid(self, item: ExpertRange, entry: _Entry, view: View, values: F32) -> bool:
+        """Whether, now that others' claims are known, something else is much scarcer."""
+        demand = view.demand[self._shape.slice_of(item)]
+        worth = float(scarcity(view.settled(item, entry.since_s), demand, self._config).mean())
+        others = self._pick(view, values, room_bytes=self._shape.range_bytes([item]), most=1)
+        return bool(others) and others[0][0] > self._config.better * worth
+
+    def _may_load(self, item: ExpertRange) -> bool:
+        downloads = sum(entry.stage is _Stage.LOADING for entry in self._entries.values())
+        fits = self.occupied_bytes + self._shape.range_bytes([item]) <= self._budget_bytes
+        return downloads < self._config.max_downloads and fits
+
+    def _claim(self, view: View, values: F32, now_s: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        most = self._config.max_claims - len(self._entries)
+        for _, item in self._pick(view, values, self._left_bytes(), most):
+            self._add(item, _Entry(now_s, _Stage.CLAIMED))
+            decisions.append(Claim(item))
+        return decisions
+
+    def _exchange(self, view: View, values: F32, now_s: float) -> list[Decision]:
+        """Claim something scarce instead of a run with replicas to spare, if it is our turn."""
+        exists = self._shape.exists
+        own = np.zeros(self._shape.size, np.float32)
+        for item in self._serving:
+            own[self._shape.slice_of(item)] = 1.0
+        counts = view.replicas + own
+        mean = float(counts[exists].mean())
+        lacking = float(np.maximum(min(2.0, math.floor(mean)) - counts[exists], 0).sum())
+        if share_of(self._node_id, self._epoch, "surplus") >= self._turn(lacking, view.n_nodes + 1):
+            return []
+        target = np.zeros(self._shape.size, np.float32)
+        target[exists] = target_replicas(view.demand[exists], mean, self._config)
+        spare = self._most_spare(counts, target, view.demand)
+        if spare is None:
+            return []
+        worth, piece, ample = spare
+        room = self._left_bytes() + self._shape.range_bytes([piece])
+        for value, item in self._pick(view, values, room, most=1):
+            lacks = float(view.replicas[self._shape.slice_of(item)].mean()) < 0.5
+            if value > self._config.better * worth and (ample or lacks):
+                self._add(item, _Entry(now_s, _Stage.CLAIMED, instead_of=(piece,)))
+                return [Claim(item)]
+        return []
+
+    def _turn(self, lacking: float, n_nodes: int) -> float:
+        """Chance to give something up this round: so that all nodes together move about what is lacking."""
+        needed = lacking / self._runs.run / n_nodes
+        return min(max(self._config.surplus_share, needed), self._config.max_surplus_share)
+
+    def _most_spare(self, counts: F32, target: F32, demand: F32) -> tuple[float, ExpertRange, bool] | None:
+        """Of what we serve, the piece that is missed least: (its scarcity without us, itself, whether it has more
+        than `surplus` times its target). None if giving any up would leave less than a replica.
+        """
+        found: list[tuple[float, ExpertRange, bool]] = []
+        spoken_for = {part for entry in self._entries.values() for part in entry.instead_of}
+        for item in sorted(self._serving - spoken_for):
+            where = self._shape.slice_of(item)
+            if float(counts[where].min()) < 2.0:
+                continue
+            worth = float(scarcity(counts[where] - 1.0, demand[where], self._config).mean())
+            ample = float(counts[where].mean()) > self._config.surplus * float(target[where].mean())
+            found.append((worth, item, ample))
+        return min(found, default=None)
+
+    def _pick(self, view: View, values: F32, room_bytes: int, most: int) -> list[tuple[float, ExpertRange]]:
+        """The scarcest runs of this epoch's sample that fit together into `room_bytes`: (scarcity, range)."""
+        order = order_of(self._node_id, self._epoch, self._runs.count)
+        n_sample = max(
+            self._config.sample_runs,
+            math.ceil(self._config.sample_share * self._runs.count / (view.n_nodes + 1)),
+        )
+        free = ~self._taken
+        for item in self._avoided:
+            free[self._shape.slice_of(item)] = False
+        return self._runs.scarcest(values, free, order, n_sample, room_bytes, most)
+
+    # ---- bookkeeping ----------------------------------------------------------------------------------------------
+
+    def _left_bytes(self) -> int:
+        """Room for further claims: what will be dropped for a claim counts as gone."""
+        instead = {part for entry in self._entries.values() for part in entry.instead_of}
+        held = [item for item in self._serving if item not in instead]
+        return self._budget_bytes - self._shape.range_bytes([*held, *self._entries])
+
+    def _add(self, item: ExpertRange, entry: _Entry) -> None:
+        self._entries[item] = entry
+        self._taken[self._shape.slice_of(item)] = True
+
+    def _remove(self, item: ExpertRange) -> None:
+        del self._entries[item]
+        self._taken[self._shape.slice_of(item)] = False
+
+    def _drop(self, item: ExpertRange) -> None:
+        self._serving.remove(item)
+        self._dropping.add(item)
+        self._taken[self._shape.slice_of(item)] = False
+
+
+def _merged(ranges: Iterable[ExpertRange]) -> tuple[ExpertRange, ...]:
+    return merge_pairs((item.layer, expert) for item in ranges for expert in item.experts)
