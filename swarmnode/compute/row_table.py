@@ -40,7 +40,7 @@ class RowTable:
             raise UsageError(f"rows {min(numbers)} to {max(numbers)} are not all of 0 to {self.n_rows - 1}")
         out = np.empty((len(numbers), self.n), np.float32)
         to = out.ctypes.data
-        for position, number in enumerate(numbers):
+        for position, number in enumerate(map(int, numbers)):  # addresses do not fit numpy's integers
             self._decode(self._address + number * self._row_bytes, to + position * self.n * 4, self.n)
         return out
 

@@ -19,6 +19,7 @@ def test_rows_are_what_ggml_decodes_from_the_whole_matrix(ggml_type: int) -> Non
     table = RowTable(ggml_type, data, 7, 256)
     np.testing.assert_array_equal(table.rows([6, 0, 6]), whole[[6, 0, 6]])
     assert table.rows([]).shape == (0, 256)
+    np.testing.assert_array_equal(table.rows(list(np.array([6, 1], np.int32))), whole[[6, 1]])
 
 
 @pytest.mark.parametrize("numbers", [[7], [-1], [0, 2**40]])
