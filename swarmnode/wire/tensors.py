@@ -29,6 +29,7 @@ WireRows: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 
 MAX_F16 = 65_504.0
 _FEW_NUMBERS = 64
+"""Up to so many are looked at in Python: numpy's reductions cost 30 us each when their code is out of the caches."""
 _F16_INF_BITS = 0x7C00
 _ROWS_AT_ONCE = 64
 """Rows checked in one numpy operation: bounds its temporary arrays."""
@@ -216,9 +217,8 @@ def _check_pairs(
 
 
 def _in_range(numbers: I32, end: int) -> bool:
-    if (
-        numbers.size <= _FEW_NUMBERS
-    ):  # numpy's reductions cost 30 us each when their code is out of the caches
+    """Whether all of at least one number are 0 to end - 1."""
+    if numbers.size <= _FEW_NUMBERS:
         few = numbers.tolist()
         return bool(min(few) >= 0 and max(few) < end)
     return bool(numbers.min() >= 0 and numbers.max() < end)
