@@ -147,6 +147,10 @@ class RecordTable:
         """All records, also of nodes that leave."""
         return (entry.record for entry in self._entries.values())
 
+    def ids(self) -> list[bytes]:
+        """Ids of all records, in no order."""
+        return list(self._ids)
+
     def knows(self, record_id: bytes) -> bool:
         """Whether the record is here, or was and is not wanted again."""
         return record_id in self._ids or record_id in self._passed
@@ -232,6 +236,11 @@ class RecordTable:
             min((until_s for _, until_s in self._gone.values()), default=math.inf),
         )
         self._next_expiry_s = max(self._next_expiry_s, now_s + 1.0)
+
+    def pass_by(self, record_id: bytes) -> None:
+        """Remember that this record is not wanted, so that it is not asked for again."""
+        if record_id not in self._ids:
+            self._pass(record_id)
 
     def pin(self, node_id: NodeId, pinned: bool) -> None:
         """A node with an open connection is never evicted."""
