@@ -155,7 +155,12 @@ class Coverage:
             return
         before = self._members.get(node_id)
         serving = tuple(item for item in holdings.serving if self.shape.holds(item))
-        claims = [item for item in holdings.fetching if self.shape.holds(item)]
+        claims = [
+            piece
+            for item in holdings.fetching
+            if self.shape.holds(item)
+            for piece in _aligned(item, self._config.run_experts)
+        ]
         member = _Member(
             site=self._site_key(node_id, state),
             weight=self._weight(node_id),
@@ -314,11 +319,12 @@ class MarketView:
         return counts
 
     def set_demand(self, demand: Demand, config: MarketConfig) -> None:
-        """New sketches came in. Replicas that exist now and did not answer are not counted from here on; those that
-        come later are, until the next sketches tell.
+        """New sketches came in. Replicas that are served now and did not answer are not counted from here on; claims,
+        and what is served later, are, until the next sketches tell.
         """
         self._demand = demand
-        self._talked_away = np.minimum(demand.unmet, np.float32(config.max_unmet)) * self._coverage.replicas
+        serving = np.minimum(self._coverage.replicas, self._coverage.holders)
+        self._talked_away = np.minimum(demand.unmet, np.float32(config.max_unmet)) * serving
 
 
 def scarcity(replicas: F32, demand: F32, config: MarketConfig) -> F32:
@@ -350,6 +356,15 @@ def target_replicas(demand: F32, mean: float, config: MarketConfig) -> F32:
             low = middle
     target: F32 = np.maximum(np.float32(floor), np.float32(low) * weight).astype(np.float32)
     return target
+
+
+def _aligned(item: ExpertRange, run: int) -> Iterator[ExpertRange]:
+    """A range cut at multiples of `run`: neighbouring claims that a record merged keep the times they were seen."""
+    first = item.first
+    while first < item.stop:
+        stop = min(item.stop, first - first % run + run)
+        yield ExpertRange(item.layer, first, stop - first)
+        first = stop
 
 
 def _first_seen(before: _Member | None, item: ExpertRange, now_s: float) -> float:

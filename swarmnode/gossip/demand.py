@@ -107,6 +107,8 @@ class _Decayed:
         self._sums = np.zeros(size, np.float64)
         self._as_of_s = -np.inf
         self._pending: deque[Flat] = deque()
+        self._fold_s = -np.inf
+        """When what is pending has to be folded in at the latest: a hundredth of a half-life after the last time."""
 
     @property
     def decay_per_s(self) -> float:
@@ -115,7 +117,7 @@ class _Decayed:
 
     def add(self, flat: Flat, now_s: float) -> None:
         self._pending.append(flat)
-        if len(self._pending) >= _FOLD_AT:
+        if len(self._pending) >= _FOLD_AT or now_s >= self._fold_s:
             self._fold(now_s)
 
     def counts(self, now_s: float) -> npt.NDArray[np.float64]:
@@ -123,7 +125,8 @@ class _Decayed:
         return self._sums.copy()
 
     def _fold(self, now_s: float) -> None:
-        """Everything pending counts as of now: a few seconds against a half-life of minutes."""
+        """Everything pending counts as of now."""
+        self._fold_s = now_s + self._half_life_s / 100
         batch: list[Flat] = []
         while self._pending:
             batch.append(self._pending.popleft())

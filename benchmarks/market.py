@@ -1,0 +1,100 @@
+"""The market of experts, simulated: what is covered, how evenly, and what it costs in downloads.
+
+    python -m benchmarks.market [--real] [--seed N]
+
+Prints a line a scenario for 600 nodes of 20 slots over 3,072 experts (a minute or two), or with --real for 2,000 nodes
+of 42-340 MB over 48 x 256 experts. Virtual time, one process; tests/gossip/test_market_sim.py holds the bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from swarmnode.gossip.demand import Demand
+from swarmnode.gossip.shape import MarketShape
+from swarmnode.testing import market_runs as runs
+from swarmnode.testing.market_sim import Figures, MarketPlan, MarketSim
+
+LINE = "{:<44}{:>9}{:>9}{:>7}{:>7}{:>11}{:>8}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    size = runs.real_size() if given.real else runs.slots_of_20()
+    plan = MarketPlan(size.shape, seed=given.seed)
+    print(f"{size.name}, {size.n_slots} slots, {size.shape.n_total} experts, seed {given.seed}")
+    print(LINE.format("scenario", "covered", "twice", "peak/x", "mean", "downl/slot", "took s"))
+    last = time.perf_counter()
+    for name, figures, downloads in scenarios(size, plan):
+        now = time.perf_counter()
+        print(
+            LINE.format(
+                name,
+                f"{figures.covered:.2%}",
+                f"{figures.twice:.2%}",
+                f"{figures.peak:.2f}",
+                f"{figures.mean:.2f}",
+                f"{downloads:.3f}",
+                f"{now - last:.1f}",
+            ),
+            flush=True,
+        )
+        last = now
+
+
+def scenarios(size: runs.Size, plan: MarketPlan) -> Iterator[tuple[str, Figures, float]]:
+    """(name, figures at the end or at the worst moment, downloads a slot in this phase)."""
+    settle_s = 600
+    sim = runs.cold_start(size, plan, 60)
+    yield "cold start, after 1 min", sim.figures(), sim.n_downloaded / size.n_slots
+    sim.run(settle_s - 60)
+    yield f"cold start, after {settle_s // 60} min", sim.figures(), sim.n_downloaded / size.n_slots
+
+    halved = runs.partition(sim, 900, 300)
+    moved = (halved.parted.downloads - halved.before.downloads) / size.n_slots
+    yield f"15 min in halves ({min(halved.halves_covered):.2%} in a half)", halved.parted, moved
+    again = (halved.after.downloads - halved.parted.downloads) / size.n_slots
+    yield f"5 min after healing ({halved.wrong_views} views differ)", halved.after, again
+
+    for crashing in (0.0, 0.5, 1.0):
+        sim = runs.cold_start(size, plan, settle_s)
+        before = sim.n_downloaded
+        figures = runs.churn(sim, size.budgets_bytes, 20, 0.10, crashing)
+        worst = min(figures, key=lambda entry: entry.covered)
+        name = f"10 %/min for 20 min, {crashing:.0%} crash: the worst"
+        yield name, worst, (sim.n_downloaded - before) / size.n_slots
+
+    for kind in ("alike", "all", "same"):
+        sim = runs.with_liars(size, plan, 0.10, kind, settle_s)
+        yield f"10 % liars ({kind}), after 10 min", sim.figures(), sim.n_downloaded / size.n_slots
+
+    demand = skewed(size.shape)
+    sim = runs.cold_start(size, plan, settle_s, demand)
+    yield "skewed demand, after 10 min", sim.figures(), sim.n_downloaded / size.n_slots
+    print(f"  replicas by demand: {by_demand(sim, demand)}")
+
+
+def skewed(shape: MarketShape) -> Demand:
+    """Log-normal: a tenth of the experts has about half of the demand."""
+    draw = np.random.default_rng(7).lognormal(0.0, 1.2, shape.size).astype(np.float32) * shape.exists
+    weight = (draw / (draw.sum() / shape.n_total)).astype(np.float32)
+    return Demand(weight, np.zeros(shape.size, np.float32), 1.0)
+
+
+def by_demand(sim: MarketSim, demand: Demand) -> str:
+    """Mean replicas of tenths of the experts, the least wanted first."""
+    exists = sim.shape.exists
+    order = np.argsort(demand.weight[exists])
+    parts = np.array_split(sim.served[exists][order], 10)
+    return " ".join(f"{part.mean():.1f}" for part in parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,429 @@
+"""The market at its real size, seeded and in virtual time: thousands of nodes that see one another late.
+
+Each node decides with `gossip.volunteering.Volunteer`, the code that a real node runs. What is modelled is how it
+sees others: a record published at t is known to each other node at t + a delay drawn from `MarketPlan.delays_s`,
+newest version first (as the record table keeps it), which is what gossip does (the delays are those that
+testing.gossip_sim measures). Replicas of all experts in all views are two arrays, so a second of 2,000 nodes takes
+milliseconds. Sites, suspects and lapsing are not modelled: tests/gossip holds `Coverage` to that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.config import MarketConfig
+from swarmnode.gossip.coverage import F32
+from swarmnode.gossip.demand import Demand, aggregate, even_demand
+from swarmnode.gossip.priority import is_before
+from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.sketch import MAX_UNMET, SHARE_UNIT, DemandSketch
+from swarmnode.gossip.volunteering import Claim, Drop, Fetch, Volunteer, Withdraw
+from swarmnode.weights.slices import ExpertRange
+
+Rows = npt.NDArray[np.int64]
+
+DELAYS_S = {1: 0.03, 2: 0.14, 3: 0.30, 4: 0.31, 5: 0.16, 6: 0.05, 7: 0.01}
+"""Share of the nodes that hear of a record after so many seconds."""
+
+
+@dataclass(frozen=True)
+class MarketPlan:
+    """What a simulation is made of. Links have `slowest` to `fastest` bytes a second, evenly in the logarithm."""
+
+    shape: MarketShape
+    config: MarketConfig = field(default_factory=MarketConfig)
+    seed: int = 1
+    delays_s: dict[int, float] = field(default_factory=lambda: DELAYS_S)
+    slowest_bytes_per_s: float = 0.6e6
+    fastest_bytes_per_s: float = 6e6
+    publish_interval_s: int = 5
+    ttl_s: int = 600
+    """Records are issued again after a third; so one of a crashed node stands for 400 to 600 s more."""
+    sync_s: int = 60
+    """After a healed partition a node's record is on the other side within so long."""
+    sketch_interval_s: int = 60
+    n_backbones: int = 5
+    max_rows: int = 0
+    """Most nodes at a time; 0: as many as there are budgets in the first `join`."""
+
+
+@dataclass
+class _Snapshot:
+    """A published record. `claims`: aligned piece -> the version that first named it. `delays_s` of that version."""
+
+    at_s: int
+    serving: Rows
+    fetching: Rows
+    claims: dict[ExpertRange, int]
+    delays_s: npt.NDArray[np.int8] | None
+
+
+_NOTHING = np.zeros(0, np.int64)
+_EMPTY = _Snapshot(0, _NOTHING, _NOTHING, {}, None)
+
+
+@dataclass
+class SimNode:
+    """One node. `fixed`: claims of a liar that never change; `lies`: nothing it says it serves is served."""
+
+    number: int
+    row: int
+    node_id: bytes
+    volunteer: Volunteer
+    bytes_per_s: float
+    lies: bool
+    fixed: tuple[ExpertRange, ...] = ()
+    alive: bool = True
+    side: int = 0
+    dirty: bool = False
+    published_s: int = -1_000_000
+    snapshots: list[_Snapshot] = field(default_factory=list)
+    downloads: dict[ExpertRange, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Shares of all experts that honest living nodes serve: at least once, twice; the most replicas over the mean;
+    experts downloaded (whole or not) by honest nodes so far.
+    """
+
+    at_s: int
+    covered: float
+    twice: float
+    peak: float
+    mean: float
+    downloads: int
+
+
+class _RowView:
+    """volunteering.View of one node."""
+
+    def __init__(self, sim: MarketSim, node: SimNode) -> None:
+        self._sim = sim
+        self._node = node
+
+    @property
+    def n_nodes(self) -> int:
+        return int(self._sim.known[self._node.row])
+
+    @property
+    def replicas(self) -> F32:
+        sim, row = self._sim, self._node.row
+        counts = sim.serving[row] + np.float32(0.5) * sim.fetching[row]
+        if sim.talked_away is not None:
+            counts = np.maximum(counts - sim.talked_away[row], np.float32(0))
+        seen: F32 = counts.astype(np.float32)
+        return seen
+
+    @property
+    def demand(self) -> F32:
+        return self._sim.demand.weight
+
+    def settled(self, item: ExpertRange, since_s: float) -> F32:
+        return self._sim.settled(self._node, item, since_s, self.replicas)
+
+
+class MarketSim:
+    """Call `join`, `run`, `figures` and the things that befall a swarm in any order."""
+
+    def __init__(self, plan: MarketPlan, demand: Demand | None = None) -> None:
+        self.plan = plan
+        self.shape = plan.shape
+        self.now_s = 0
+        self.demand = demand or even_demand(plan.shape)
+        self.rng = np.random.default_rng(plan.seed)
+        self.nodes: list[SimNode] = []
+        self.n_downloaded = 0
+        self.talked_away: F32 | None = None
+        self.served = np.zeros(self.shape.size, np.int32)
+        self.parted = False
+        self._delay_values = np.array(list(plan.delays_s), np.int8)
+        self._delay_shares = np.array(list(plan.delays_s.values())) / sum(plan.delays_s.values())
+        self._arrivals: dict[int, list[tuple[int, int, Rows]]] = defaultdict(list)
+        self._claimants: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self._row_of: list[int] = []
+        self._free_rows: list[int] = []
+        self._reserve(plan.max_rows)
+
+    def _reserve(self, n_rows: int) -> None:
+        self.serving = np.zeros((n_rows, self.shape.size), np.int16)
+        self.fetching = np.zeros((n_rows, self.shape.size), np.int16)
+        self.known = np.zeros(n_rows, np.int64)
+        self._seen = np.full((n_rows, 4 * n_rows), -1, np.int16)
+        self._alive_rows = np.zeros(n_rows, np.bool_)
+        self._sides = np.zeros(n_rows, np.int8)
+        self._free_rows = list(range(n_rows))
+
+    # ---- what befalls the swarm ----------------------------------------------------------------------------
+
+    def join(
+        self,
+        budgets_bytes: Iterable[int],
+        lies: bool = False,
+        fixed: Sequence[tuple[ExpertRange, ...]] = (),
+        contact: SimNode | None = None,
+    ) -> list[SimNode]:
+        """Nodes that start now with nothing; from `contact` they have its whole view at once."""
+        budgets = list(budgets_bytes)
+        if not len(self.known):
+            self._reserve(len(budgets))
+        joined = []
+        for place, budget_bytes in enumerate(budgets):
+            number, row = len(self.nodes), self._free_rows.pop(0)
+            node_id = hashlib.sha256(f"{self.plan.seed}:{number}".encode()).digest()
+            low, high = np.log(self.plan.slowest_bytes_per_s), np.log(self.plan.fastest_bytes_per_s)
+            node = SimNode(
+                number,
+                row,
+                node_id,
+                Volunteer(node_id, self.shape, budget_bytes, self.plan.config),
+                float(np.exp(self.rng.uniform(low, high))),
+                lies,
+                fixed=fixed[place] if fixed else (),
+                dirty=bool(fixed),
+            )
+            self.nodes.append(node)
+            if number >= self._seen.shape[1]:
+                more = np.full_like(self._seen, -1)
+                self._seen = np.concatenate([self._seen, more], axis=1)
+            self._alive_rows[row] = True
+            self._sides[row] = 0
+            self._copy_view(node, contact)
+            joined.append(node)
+        return joined
+
+    def leave(self, nodes: Iterable[SimNode], crash: bool) -> None:
+        """Nodes go, with a signed leave that travels as any record, or without: their record expires by its ttl."""
+        for node in nodes:
+            if not node.alive:
+                continue
+            for item in node.volunteer.serving:
+                self._count(node, item, -1)
+            node.alive = False
+            node.downloads.clear()
+            rows = self._reachable(node)
+            if crash:
+                left_s = int(self.rng.uniform(2 / 3, 1) * self.plan.ttl_s)
+                self._arrivals[self.now_s + left_s].append((node.number, -1, rows))
+            else:
+                self._publish(node, leaving=True)
+            self._alive_rows[node.row] = False
+            self._free_rows.append(node.row)
+
+    def part(self) -> None:
+        """From here on two halves hear nothing of each other; records of the other half expire."""
+        self.parted = True
+        for node in self.living():
+            node.side = node.number % 2
+            self._sides[node.row] = node.side
+        for node in self.living():
+            other = np.flatnonzero(self._alive_rows & (self._sides != node.side))
+            left_s = int(self.rng.uniform(2 / 3, 1) * self.plan.ttl_s)
+            self._arrivals[self.now_s + left_s].append((node.number, -1, other))
+
+    def heal(self) -> None:
+        """All hear of all again, within `sync_s`."""
+        self.parted = False
+        for node in self.living():
+            other = np.flatnonzero(self._alive_rows & (self._sides != node.side))
+            at_s = self.now_s + self.rng.integers(1, self.plan.sync_s + 1, len(other))
+            for when in np.unique(at_s):
+                batch = (node.number, len(node.snapshots) - 1, other[at_s == when])
+                self._arrivals[int(when)].append(batch)
+
+    def living(self) -> list[SimNode]:
+        return [node for node in self.nodes if node.alive]
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self._second()
+
+    def figures(self) -> Figures:
+        counts = self.served[self.shape.exists]
+        mean = float(counts.mean())
+        return Figures(
+            self.now_s,
+            float((counts >= 1).mean()),
+            float((counts >= 2).mean()),
+            float(counts.max()) / mean if mean else 0.0,
+            mean,
+            self.n_downloaded,
+        )
+
+    def believed(self, node: SimNode) -> F32:
+        """f32 [size]: replicas as this node sees them, besides its own."""
+        return _RowView(self, node).replicas
+
+    def _second(self) -> None:
+        self.now_s += 1
+        for number, version, rows in self._arrivals.pop(self.now_s, ()):
+            self._arrive(number, version, rows)
+        if self.now_s % self.plan.sketch_interval_s == 0:
+            self._sketches()
+        for node in self.nodes:
+            if not node.alive:
+                continue
+            self._finish_downloads(node)
+            if not node.fixed and node.volunteer.next_s <= self.now_s:
+                self._decide(node)
+            if node.dirty and self.now_s - node.published_s >= self.plan.publish_interval_s:
+                self._publish(node)
+
+    def _decide(self, node: SimNode) -> None:
+        for decision in node.volunteer.decide(_RowView(self, node), self.now_s):
+            match decision:
+                case Claim() | Withdraw():
+                    node.dirty = True
+                case Drop(item):
+                    node.dirty = True
+                    self._count(node, item, -1)
+                    node.volunteer.freed(item)
+                case Fetch(item):
+                    n_bytes = self.shape.range_bytes([item])
+                    node.downloads[item] = self.now_s + max(1, round(n_bytes / node.bytes_per_s))
+                    self.n_downloaded += 0 if node.lies else item.count
+
+    def _finish_downloads(self, node: SimNode) -> None:
+        for item in [item for item, done_s in node.downloads.items() if done_s <= self.now_s]:
+            del node.downloads[item]
+            node.volunteer.served(item)
+            self._count(node, item, 1)
+            node.dirty = True
+
+    def _count(self, node: SimNode, item: ExpertRange, step: int) -> None:
+        if not node.lies:
+            self.served[self.shape.slice_of(item)] += step
+
+    # ---- records -------------------------------------------------------------------------------------------
+
+    def _publish(self, node: SimNode, leaving: bool = False) -> None:
+        version = len(node.snapshots)
+        last = node.snapshots[-1] if node.snapshots else _EMPTY
+        delays = self.rng.choice(self._delay_values, len(self.known), p=self._delay_shares)
+        serving = () if leaving else (node.fixed or node.volunteer.serving)
+        claims = {} if leaving else self._claims(node, last, version)
+        node.snapshots.append(_Snapshot(self.now_s, self._flat(serving), self._flat(claims), claims, delays))
+        if version >= 6:
+            node.snapshots[version - 6].delays_s = None
+        node.dirty, node.published_s = False, self.now_s
+        node.volunteer.published(self.now_s)
+        rows = self._reachable(node)
+        for delay in self._delay_values:
+            batch = rows[delays[rows] == delay]
+            if len(batch):
+                self._arrivals[self.now_s + int(delay)].append((node.number, version, batch))
+
+    def _claims(self, node: SimNode, last: _Snapshot, version: int) -> dict[ExpertRange, int]:
+        run = self.plan.config.run_experts
+        claims: dict[ExpertRange, int] = {}
+        for item in node.volunteer.fetching:
+            for first in range(item.first - item.first % run, item.stop, run):
+                start, stop = max(first, item.first), min(first + run, item.stop)
+                piece = ExpertRange(item.layer, start, stop - start)
+                claims[piece] = last.claims.get(piece, version)
+                self._claimants[item.layer, first // run].add(node.number)
+        return claims
+
+    def _reachable(self, node: SimNode) -> Rows:
+        rows = self._alive_rows.copy()
+        rows[node.row] = False
+        if self.parted:
+            rows &= self._sides == node.side
+        return np.flatnonzero(rows)
+
+    def _arrive(self, number: int, version: int, rows: Rows) -> None:
+        """Rows that know an older version (or any, at -1: expiry of the version they know) get this one."""
+        node = self.nodes[number]
+        if version < 0 and node.alive and not self.parted:
+            return  # healed before it expired
+        rows = rows[self._alive_rows[rows]]
+        seen = self._seen[rows, number]
+        for old in np.unique(seen):
+            if old == version or (version >= 0 and old > version):
+                continue
+            self._apply(number, int(old), version, rows[seen == old])
+
+    def _apply(self, number: int, old: int, new: int, rows: Rows) -> None:
+        snapshots = self.nodes[number].snapshots
+        before = snapshots[old] if old >= 0 else _EMPTY
+        after = snapshots[new] if new >= 0 else _EMPTY
+        _shift(self.serving, rows, before.serving, after.serving)
+        _shift(self.fetching, rows, before.fetching, after.fetching)
+        self.known[rows] += int(_holds(after)) - int(_holds(before))
+        self._seen[rows, number] = new
+
+    def _copy_view(self, node: SimNode, contact: SimNode | None) -> None:
+        row = node.row
+        if contact is None:
+            self.serving[row], self.fetching[row], self.known[row], self._seen[row] = 0, 0, 0, -1
+            return
+        self.serving[row], self.fetching[row] = self.serving[contact.row], self.fetching[contact.row]
+        self.known[row], self._seen[row] = self.known[contact.row], self._seen[contact.row]
+        if contact.snapshots:
+            self._apply(contact.number, -1, len(contact.snapshots) - 1, np.array([row]))
+
+    def settled(self, node: SimNode, item: ExpertRange, since_s: float, replicas: F32) -> F32:
+        """As Coverage.settled."""
+        run = self.plan.config.run_experts
+        counts = replicas[self.shape.slice_of(item)].copy()
+        for place in range(item.first // run, (item.stop - 1) // run + 1):
+            for number in self._claimants[item.layer, place]:
+                version = self._seen[node.row, number]
+                if number == node.number or version < 0:
+                    continue
+                other = self.nodes[number]
+                for claim, first_version in other.snapshots[version].claims.items():
+                    if claim.layer != item.layer or claim.first // run != place:
+                        continue
+                    first, stop = max(claim.first, item.first), min(claim.stop, item.stop)
+                    if first < stop:
+                        seen_s = _heard_s(other.snapshots[first_version], node.row)
+                        ahead = seen_s < since_s or is_before(other.node_id, node.node_id, claim, item)
+                        counts[first - item.first : stop - item.first] += 0.5 if ahead else -0.5
+        settled: F32 = np.maximum(counts, 0)
+        return settled
+
+    def _sketches(self) -> None:
+        """Backbones say what they found nobody for; all views take it into account."""
+        votes = [(str(number), self._sketch()) for number in range(self.plan.n_backbones)]
+        told = aggregate(votes, self.shape, self.plan.config)
+        unmet = np.minimum(told.unmet, np.float32(self.plan.config.max_unmet))
+        self.talked_away = (self.serving * unmet).astype(np.float32) if unmet.any() else None
+
+    def _sketch(self) -> DemandSketch:
+        holes = np.flatnonzero(self.shape.exists & (self.served == 0) & (self.demand.weight > 0))
+        share = self.demand.weight / self.demand.weight.sum()
+        if len(holes) > MAX_UNMET:
+            holes = holes[np.argsort(-share[holes], kind="stable")[:MAX_UNMET]]
+        unmet = {int(flat): max(1, int(share[flat] * SHARE_UNIT)) for flat in holes}
+        return DemandSketch(1.0, {}, unmet)
+
+    def _flat(self, ranges: Iterable[ExpertRange]) -> Rows:
+        parts = [np.arange(where.start, where.stop) for where in map(self.shape.slice_of, ranges)]
+        return np.concatenate(parts) if parts else _NOTHING
+
+
+def _shift(counts: npt.NDArray[np.int16], rows: Rows, before: Rows, after: Rows) -> None:
+    gone = np.setdiff1d(before, after, assume_unique=True)
+    come = np.setdiff1d(after, before, assume_unique=True)
+    if len(gone):
+        counts[np.ix_(rows, gone)] -= 1
+    if len(come):
+        counts[np.ix_(rows, come)] += 1
+
+
+def _holds(snapshot: _Snapshot) -> bool:
+    return bool(len(snapshot.serving) or len(snapshot.fetching))
+
+
+def _heard_s(snapshot: _Snapshot, row: int) -> float:
+    """When a row heard of a version; of an old one it is enough to know that it was long ago."""
+    return -1.0 if snapshot.delays_s is None else snapshot.at_s + float(snapshot.delays_s[row])
