@@ -218,7 +218,18 @@ class BootstrapConfig:
     """Longest wait for all of them together, before the node starts; then the last good copies are used."""
     stall_timeout_s: float = 5.0
     """Longest wait for a connection, or for the next bytes."""
-    max_redirects: int = 5
+
+
+@dataclass(frozen=True)
+class LanConfig:
+    """Finding nodes of the same network on the LAN (services/lan)."""
+
+    max_nodes: int = 64
+    """Most nodes taken from the LAN: anybody there may announce any number."""
+    max_hosts: int = 4
+    """Addresses taken of one announcement."""
+    resolve_timeout_s: float = 3.0
+    """How long an announced node may take to tell its addresses."""
 
 
 @dataclass(frozen=True)
@@ -256,10 +267,10 @@ class StoreConfig:
     ten times a common round trip ..."""
     takeover_times: float = 3.0
     """... or this many times what the other one needs for a block, if that is longer."""
-    max_refusals: int = 3
-    """A source that refuses so many experts of one range is not asked for others of it."""
     max_wrong_slabs: int = 3
     """A source that gave wrong bytes so often is not asked again at all; once, not for that range."""
+    patient_bytes_per_s: float = 1.25e6
+    """A manifest that comes more slowly is asked of another source as well: 10 Mbit/s."""
     sources_s: float = 1.0
     """How often new sources are looked for while nothing comes."""
     bulk_dial_s: float = 3.0
@@ -311,6 +322,10 @@ class MarketConfig:
     """Another run must be so much scarcer before a claim or a surplus replica is given up for it."""
     claim_lapse_s: float = 300.0
     """How long a claim counts half a replica: 24 MB at 0.64 Mbit/s. A slower download goes on, but counts nothing."""
+    first_news_s: float = 2.5
+    """A node that starts waits so long before it claims anything: until it has heard from its first peer."""
+    withdraw_s: float = 2.0
+    """Between the word that experts are given up and the end of serving them."""
     retry_s: float = 60.0
     """A run whose download failed is left alone for so long."""
     surplus: float = 1.3
@@ -419,6 +434,8 @@ class Config:
     models: ModelsConfig = field(default_factory=ModelsConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     contact: ContactConfig = field(default_factory=ContactConfig)
+    bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)
+    lan: LanConfig = field(default_factory=LanConfig)
     address_book: AddressBookConfig = field(default_factory=AddressBookConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
@@ -458,10 +475,9 @@ class Folders:
         """The node's Ed25519 key."""
         return self.data / "node.key"
 
-    @property
-    def address_book(self) -> Path:
-        """Peers met in earlier runs."""
-        return self.data / "peers-met.txt"
+    def address_book(self, tag: bytes) -> Path:
+        """Peers met in earlier runs in the network of this tag (wire/secret.network_tag)."""
+        return self.data / f"peers-met-{tag.hex()[:8]}.txt"
 
     @property
     def secret_file(self) -> Path:

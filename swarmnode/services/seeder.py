@@ -1,7 +1,7 @@
 """What a backbone does for those who join: names its model, hands out the manifest and slices, offers scarce experts.
 
 Who holds what comes from the workers' own announcements on this connection, and the offer is decided here by
-`schedule.placement`. Both will come from the gossiped market; this file is then the part that serves slices.
+`schedule.placement`. The slices themselves are `services.slice_server`, which any holder has.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from swarmnode.schedule.placement import choose_scarcest, replica_counts
 from swarmnode.services.announcing import announceable
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
+from swarmnode.services.slice_server import SliceServer
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange, holdings_of, ranges_of
@@ -60,10 +61,9 @@ class Seeder:
         config: ServeConfig,
         on_worker: Callable[[Worker], None],
     ) -> None:
-        self._index = index
+        self._slices = SliceServer(manifest, index, threads)
         self._manifest = manifest
         self._model_id = manifest.model_id
-        self._encoded = manifest.encode()
         self._members = members
         self._threads = threads
         self._config = config
@@ -76,10 +76,9 @@ class Seeder:
         """For the peer: the message types this service answers."""
         return {
             messages.ModelsGet: self._models,
-            messages.ManifestGet: self._manifest_get,
             messages.Volunteer: self._volunteer,
-            messages.SliceGet: self._slice,
             messages.Announce: self._announce,
+            **self._slices.handlers,
         }
 
     async def _models(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
@@ -94,15 +93,10 @@ class Seeder:
         )
         return messages.Models(models=(entry,)), ()
 
-    async def _manifest_get(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
-        assert isinstance(message, messages.ManifestGet)
-        self._check_model(message.model)
-        return messages.ManifestReply(model=self._model_id), (self._encoded,)
-
     async def _volunteer(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         """Offer the scarcest experts that fit beside what the node already holds."""
         assert isinstance(message, messages.Volunteer)
-        self._check_model(message.model)
+        self._slices.check_model(message.model)
         held = self._checked_ranges(message.held)
         async with self._choosing:  # the next choice must know of this one's lease
             others = self._others(peer.node_id)
@@ -128,28 +122,9 @@ class Seeder:
         sizes = {number: layer.layout.expert_bytes for number, layer in manifest.layers.items()}
         return announceable(choose_scarcest(counts, held, sizes, budget_bytes, seed, MAX_RANGES))
 
-    async def _slice(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
-        assert isinstance(message, messages.SliceGet)
-        self._check_model(message.model)
-        layer = self._manifest.layers.get(message.layer)
-        if layer is None or message.expert >= self._manifest.n_expert:
-            raise RequestRefusedError("no_such_slice", f"layer {message.layer}, expert {message.expert}")
-        if message.kind not in layer.layout.kinds:
-            raise RequestRefusedError("no_such_slice", f"layer {message.layer} has no {message.kind}")
-        slab = self._index.slab(message.layer, message.expert, message.kind)
-        end = message.offset + message.length
-        if end > len(slab):
-            raise RequestRefusedError(
-                "bad_range", f"bytes {message.offset} to {end} of a slab of {len(slab)} bytes"
-            )
-        # The bytes may have to come from disk: not on the thread that serves everybody.
-        block = await self._threads.run(partial(bytes, slab[message.offset : end]))
-        reply = messages.Slice(offset=message.offset, length=message.length, total=len(slab))
-        return reply, (block,)
-
     async def _announce(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         assert isinstance(message, messages.Announce)
-        self._check_model(message.model)
+        self._slices.check_model(message.model)
         if message.state == "leaving":
             self._members.leaving(peer)
         elif message.state == "serving":
@@ -175,10 +150,6 @@ class Seeder:
         row_bytes = 4 * self._manifest.n_embd
         pair_bytes = PAIR_ROW_BYTES + PAIR_EXPERT_BYTES + PAIR_WEIGHT_BYTES
         return min(peer.settings.max_body_bytes // (row_bytes + pair_bytes), MAX_BODY_BYTES // row_bytes)
-
-    def _check_model(self, model: bytes) -> None:
-        if model != self._model_id:
-            raise RequestRefusedError("wrong_model", f"this node serves {self._model_id.hex()[:16]} only")
 
     def _checked_ranges(self, ranges: tuple[tuple[int, int, int], ...]) -> tuple[ExpertRange, ...]:
         """A peer's ranges, merged; one outside the model is refused, never clamped."""

@@ -37,18 +37,20 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Yields a path to write to; leaving the block makes that file, synced to disk, appear as `path` at once.
 
-    If the block raises, nothing is left. OSErrors (disk full, read-only, broken) become StoreErrors.
+    Without `sync` that holds for a process that dies, not for a power cut. If the block raises, nothing is left.
+    OSErrors (disk full, read-only, broken) become StoreErrors.
     """
     partial = _partial(path)
     try:
         try:
             yield partial
-            _sync(partial)
+            if sync:
+                _sync(partial)
             os.replace(partial, path)
-            if CAN_SYNC_FOLDERS:
+            if sync and CAN_SYNC_FOLDERS:
                 _sync_folder(path.parent)
         except BaseException:
             partial.unlink(missing_ok=True)

@@ -118,6 +118,10 @@ class ModelIndex:
             raise KeyError(f"layer {layer} has no expert {expert}")
         return self.data(tensor_name(layer, kind))[expert * n_bytes : (expert + 1) * n_bytes]
 
+    def read_block(self, layer: int, expert: int, kind: str, offset: int, length: int) -> bytes:
+        """A copy of some bytes of a slab, which may come from disk. KeyError as `slab`."""
+        return bytes(self.slab(layer, expert, kind)[offset : offset + length])
+
     def integer(self, key: str, lowest: int, highest: int, default: int | None = None) -> int:
         """The integer `{architecture}.{key}` of the metadata; ModelFileError if none or out of range."""
         key = f"{self.architecture}.{key}"

@@ -48,11 +48,20 @@ def shard_name(item: ExpertRange) -> str:
     return f"layer-{item.layer}-experts-{item.first}-to-{item.stop - 1}.gguf"
 
 
-def write_shard(path: Path, source: SlabSource, manifest: Manifest, ranges: Iterable[ExpertRange]) -> None:
+def write_shard(
+    path: Path,
+    source: SlabSource,
+    manifest: Manifest,
+    ranges: Iterable[ExpertRange],
+    *,
+    check: bool = True,
+    sync: bool = True,
+) -> None:
     """Write the experts of `ranges` (which may overlap) from `source`; the file appears whole or not at all.
 
-    Every slab is checked against the manifest: ModelFileError if one differs or the model has no such expert.
-    StoreError if the disk refuses.
+    ModelFileError if the model has no such expert; StoreError if the disk refuses. `check` every slab against the
+    manifest (ModelFileError if one differs): for a source whose file the manifest was not just made or loaded for;
+    hashing takes three times as long as writing. `sync`: the file survives a power cut, too.
     """
     ranges = tuple(ranges)
     if not ranges:
@@ -61,12 +70,12 @@ def write_shard(path: Path, source: SlabSource, manifest: Manifest, ranges: Iter
         if not manifest.holds(item):
             raise ModelFileError(f"{path}: {item}: {manifest.name} has no such routed experts")
     holdings = {layer: sorted(experts) for layer, experts in sorted(holdings_of(ranges).items())}
-    with replacing(path) as partial:
+    with replacing(path, sync=sync) as partial:
         _write_header(partial, manifest, holdings)
         with partial.open("ab") as file:
             file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))
-            for slab in _checked_slabs(path, source, manifest, holdings):
-                file.write(slab)
+            for piece in _pieces(path, source, manifest, holdings, check):
+                file.write(piece)
 
 
 def _write_header(path: Path, manifest: Manifest, holdings: Mapping[int, list[int]]) -> None:
@@ -95,15 +104,15 @@ def _write_header(path: Path, manifest: Manifest, holdings: Mapping[int, list[in
         writer.write_ti_data_to_file()
 
 
-def _checked_slabs(
-    path: Path, source: SlabSource, manifest: Manifest, holdings: Mapping[int, list[int]]
+def _pieces(
+    path: Path, source: SlabSource, manifest: Manifest, holdings: Mapping[int, list[int]], check: bool
 ) -> Iterator[memoryview | bytes]:
     """The tensor bytes: slabs, and zeros to align the next tensor."""
     for layer, experts in holdings.items():
         for tensor in manifest.layers[layer].layout.tensors:
             for expert in experts:
                 slab = source.slab(layer, expert, tensor.kind)
-                if not manifest.check_slab(layer, expert, tensor.kind, slab):
+                if check and not manifest.check_slab(layer, expert, tensor.kind, slab):
                     raise ModelFileError(
                         f"{path}: layer {layer}, expert {expert}, {tensor.kind}: not the bytes of the manifest"
                     )
@@ -149,6 +158,12 @@ class ShardFile:
     def read_slab(self, layer: int, expert: int, kind: str) -> bytes:
         """A copy of one expert's bytes, without keeping the file's pages in memory. KeyError as `slab`."""
         data = bytes(self.slab(layer, expert, kind))
+        self._file.release_pages()
+        return data
+
+    def read_block(self, layer: int, expert: int, kind: str, offset: int, length: int) -> bytes:
+        """A copy of some bytes of a slab, as `read_slab`."""
+        data = bytes(self.slab(layer, expert, kind)[offset : offset + length])
         self._file.release_pages()
         return data
 

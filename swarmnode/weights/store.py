@@ -1,8 +1,8 @@
 """A worker's slices on disk: `<cache>/slices/<model id>/<slot>/`, one shard file for each range that is held.
 
-A slab that arrives waits in `incoming/` until its range is committed; only then, written whole and synced, is
-it held. A process locks the slot it uses and takes the first free one, so that several workers may share a
-cache folder: each has slices of its own, and a restarted one finds those of a predecessor
+What arrives waits in `incoming/` (weights/incoming.py), over a restart as well, until its range is committed; only
+then, written whole and synced, is it held. A process locks the slot it uses and takes the first free one, so that
+several workers may share a cache folder: each has slices of its own, and a restarted one finds those of a predecessor
 (docs/decisions/0007-slice-store.md).
 """
 
@@ -20,6 +20,7 @@ from typing import Self
 from swarmnode.errors import BadReplyError, ModelFileError, StoreError, UnsupportedModelError
 from swarmnode.weights.disk import PARTIAL_SUFFIX, make_folder, store_error
 from swarmnode.weights.file_lock import try_lock
+from swarmnode.weights.incoming import Incoming
 from swarmnode.weights.manifest import BytesLike, Manifest
 from swarmnode.weights.shard import ShardFile, shard_name, write_shard
 from swarmnode.weights.slices import ExpertRange
@@ -45,6 +46,7 @@ class SliceStore:
         self._all_models = cache_dir / "slices"
         self.folder, self._lock = _lock_slot(self._all_models / manifest.model_id.hex()[:32])
         try:
+            self.incoming = Incoming(self.folder / "incoming", manifest)
             self._rescan()
         except OSError as error:
             self.close()
@@ -68,12 +70,7 @@ class SliceStore:
         """
         if not self._manifest.check_slab(layer, expert, kind, data):
             raise BadReplyError(f"layer {layer}, expert {expert}, {kind}: not the bytes of the manifest")
-        try:
-            self._incoming(layer, expert, kind).write_bytes(data)
-        except OSError as error:
-            with suppress(OSError):
-                self._incoming(layer, expert, kind).unlink(missing_ok=True)
-            raise store_error(self.folder, error) from error
+        self.incoming.add((layer, expert, kind), data)
 
     def commit(self, item: ExpertRange) -> None:
         """Make a range held: on return it is on disk, synced, and survives a crash.
@@ -84,7 +81,7 @@ class SliceStore:
         """
         path = self.folder / shard_name(item)
         try:
-            write_shard(path, _Incoming(self), self._manifest, (item,))
+            write_shard(path, self.incoming, self._manifest, (item,))
         except ModelFileError as error:
             raise StoreError(f"{self.folder}: {item} cannot be committed: {error}") from error
         shard = self._read_back(path)
@@ -111,19 +108,22 @@ class SliceStore:
                 log.warning("%s: slices that nobody uses stay: %s", slot, error)
 
     def discard(self, item: ExpertRange) -> None:
-        """Forget the slabs of a range that were added but not committed."""
+        """Forget what came of a range that is not committed."""
         for expert in item.experts:
             for kind in self._manifest.layers[item.layer].layout.kinds:
-                try:
-                    self._incoming(item.layer, expert, kind).unlink(missing_ok=True)
-                except OSError as error:  # costs space until the next start, nothing else
-                    log.warning("%s: a slab that is no longer needed stays: %s", self.folder, error)
+                self.incoming.drop((item.layer, expert, kind))
 
     def read_slab(self, layer: int, expert: int, kind: str) -> bytes:
         """A copy of one held expert's bytes that leaves no file pages in memory. KeyError if it is not held."""
         with self._mutex:
             shard = self._shard_of(layer, expert)
         return shard.read_slab(layer, expert, kind)
+
+    def read_block(self, layer: int, expert: int, kind: str, offset: int, length: int) -> bytes:
+        """A copy of some of a held slab's bytes, as `read_slab`. KeyError if the expert is not held."""
+        with self._mutex:
+            shard = self._shard_of(layer, expert)
+        return shard.read_block(layer, expert, kind, offset, length)
 
     def remove(self, item: ExpertRange) -> None:
         """Stop holding a range that was committed as such, and free its bytes. KeyError if it is not held."""
@@ -165,12 +165,7 @@ class SliceStore:
                 path.unlink()
             raise UnsupportedModelError(f"a shard of this model cannot be read back: {error}") from error
 
-    def _incoming(self, layer: int, expert: int, kind: str) -> Path:
-        return self.folder / "incoming" / f"{layer}-{expert}-{kind}.slab"
-
     def _rescan(self) -> None:
-        shutil.rmtree(self.folder / "incoming", ignore_errors=True)
-        (self.folder / "incoming").mkdir(exist_ok=True)
         for path in sorted(self.folder.iterdir()):
             if path.suffix == PARTIAL_SUFFIX:
                 path.unlink()
@@ -202,20 +197,6 @@ class SliceStore:
 
 def _overlap(a: ExpertRange, b: ExpertRange) -> bool:
     return a.layer == b.layer and a.first < b.stop and b.first < a.stop
-
-
-class _Incoming:
-    """The slabs added so far, as a source for `write_shard`."""
-
-    def __init__(self, store: SliceStore) -> None:
-        self._store = store
-
-    def slab(self, layer: int, expert: int, kind: str) -> memoryview:
-        path = self._store._incoming(layer, expert, kind)
-        try:
-            return memoryview(path.read_bytes())
-        except FileNotFoundError as error:
-            raise ModelFileError(f"layer {layer}, expert {expert}, {kind} was not added") from error
 
 
 def _lock_slot(folder: Path) -> tuple[Path, int]:

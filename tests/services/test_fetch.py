@@ -2,76 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import pytest
 import trio
 
 from swarmnode.errors import BadReplyError, ConnectionLostError, RequestRefusedError, StoreError
-from swarmnode.identity import NodeKey
-from swarmnode.net.peer import Peer
 from swarmnode.services.fetch import SliceFetcher
-from swarmnode.services.runners import Inline
-from swarmnode.weights.manifest import Manifest
+from swarmnode.weights import incoming
+from swarmnode.weights.incoming import Incoming
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.weights.store import SliceStore
-from swarmnode.wire.messages import Message, Ok, Slice, SliceGet
+from swarmnode.wire.messages import Ok, Slice, SliceGet
 from tests.services.conftest import EXPERT_BYTES
+from tests.services.slice_peers import FakePeer, Reply, fetcher
 from tests.services.source import CONFIG, Source
 
 RANGE = ExpertRange(1, 2, 2)
-Reply = tuple[Message, memoryview]
 T = TypeVar("T")
 
 
-class FakePeer:
-    """A peer of which `answer` says what it replies to the n-th request."""
-
-    def __init__(self, source: Source) -> None:
-        self.node_id = NodeKey.from_seed(bytes(32)).node_id
-        self.source = source
-        self.n_asked = 0
-        self.at_once = self.most_at_once = 0
-        self.slabs: set[tuple[int, str]] = set()
-        """Every slab of which a block was asked for."""
-        self.answer: Callable[[int, SliceGet], Awaitable[Reply]] = self.honest
-
-    async def honest(self, number: int, message: SliceGet) -> Reply:
-        reply, parts = self.source._slice(message)
-        return reply, memoryview(bytes(parts[0]))
-
-    async def far(self, number: int, message: SliceGet) -> Reply:
-        await trio.sleep(0.1)
-        return await self.honest(number, message)
-
-    async def request(self, message: SliceGet) -> Reply:
-        self.n_asked += 1
-        number = self.n_asked
-        self.slabs.add((message.expert, message.kind))
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            await trio.lowlevel.checkpoint()
-            return await self.answer(number, message)
-        finally:
-            self.at_once -= 1
-
-
 class SlowDisk:
-    """A runner that takes its time, and counts the slabs that were begun and are not stored."""
+    """A runner that takes its time, and counts the blocks that were asked for and are not stored."""
 
-    def __init__(self, peer: FakePeer) -> None:
-        self._peer = peer
+    def __init__(self, peers: Sequence[FakePeer]) -> None:
+        self._peers = peers
         self._n_stored = 0
         self.most_in_memory = 0
 
     async def run(self, function: Callable[[], T]) -> T:
+        is_put = getattr(getattr(function, "func", None), "__func__", None) is Incoming.put
         await trio.sleep(1)
-        self.most_in_memory = max(self.most_in_memory, len(self._peer.slabs) - self._n_stored)
-        self._n_stored += 1
+        self.most_in_memory = max(
+            self.most_in_memory, sum(peer.n_asked for peer in self._peers) - self._n_stored
+        )
+        self._n_stored += is_put
         return function()
 
 
@@ -81,33 +50,26 @@ def store(source: Source, tmp_path: Path) -> Iterator[SliceStore]:
         yield opened
 
 
-def fetcher(peer: FakePeer, manifest: Manifest, store: SliceStore, on_bytes: list[int]) -> SliceFetcher:
-    return SliceFetcher(cast(Peer, peer), manifest, store, Inline(), CONFIG.store, on_bytes.append)
-
-
 async def test_an_honest_peer_gives_the_range(source: Source, store: SliceStore) -> None:
     peer, arrived = FakePeer(source), list[int]()
-    peer.answer = peer.far
-    await fetcher(peer, source.manifest, store, arrived).fetch(RANGE)
-    assert store.held() == (RANGE,)
-    assert sum(arrived) == 2 * EXPERT_BYTES
+    peer.answer = peer.after(0.1)
+    item = ExpertRange(1, 2, 6)
+    await fetcher([peer], source.manifest, store, arrived).fetch(item)
+    assert store.held() == (item,)
+    assert sum(arrived) == 6 * EXPERT_BYTES
     assert peer.most_at_once == CONFIG.store.blocks_in_flight, "blocks travel side by side, across slabs"
     assert max(arrived) == CONFIG.store.block_bytes
 
 
-@pytest.mark.parametrize(("flight_slabs", "most_slabs"), [(0.5, 1), (1, 1), (2.5, 2), (100, 6)])
-async def test_slabs_in_memory_are_bounded(
-    flight_slabs: float, most_slabs: int, source: Source, store: SliceStore
-) -> None:
-    """A slab is begun only when there is room for all of it beside those that are not on disk yet."""
-    peer, layout = FakePeer(source), source.manifest.layers[RANGE.layer].layout
-    peer.answer = peer.far
-    slab_bytes = max(tensor.n_bytes for tensor in layout.tensors)
-    config = replace(CONFIG.store, max_flight_bytes=int(flight_slabs * slab_bytes))
-    disk = SlowDisk(peer)
-    await SliceFetcher(cast(Peer, peer), source.manifest, store, disk, config, lambda _: None).fetch(RANGE)
+@pytest.mark.parametrize("most_blocks", [1, 3, 8])
+async def test_blocks_in_memory_are_bounded(most_blocks: int, source: Source, store: SliceStore) -> None:
+    """Over all sources, while the disk is slow."""
+    peers = [FakePeer(source, seed) for seed in range(3)]
+    config = replace(CONFIG.store, max_flight_bytes=most_blocks * CONFIG.store.block_bytes)
+    disk = SlowDisk(peers)
+    await SliceFetcher(lambda _: peers, source.manifest, store, disk, config, lambda _: None).fetch(RANGE)
     assert store.held() == (RANGE,)
-    assert disk.most_in_memory == most_slabs
+    assert disk.most_in_memory == most_blocks
 
 
 @pytest.mark.parametrize(
@@ -134,10 +96,10 @@ async def test_a_lying_peer_leaves_nothing_visible(lie: str, source: Source, sto
 
     peer.answer = liar
     with pytest.raises((BadReplyError, RequestRefusedError)):
-        await fetcher(peer, source.manifest, store, []).fetch(RANGE)
+        await fetcher([peer], source.manifest, store, []).fetch(RANGE)
     assert store.held() == ()
     peer.answer = peer.honest
-    await fetcher(peer, source.manifest, store, []).fetch(RANGE)
+    await fetcher([peer], source.manifest, store, []).fetch(RANGE)
     assert store.held() == (RANGE,)
 
 
@@ -153,7 +115,7 @@ async def test_one_slab_that_never_comes_ends_the_fetch(source: Source, store: S
     peer.answer = partly_silent
     started_s = trio.current_time()
     with pytest.raises(ConnectionLostError, match="did not answer SliceGet"):
-        await fetcher(peer, source.manifest, store, []).fetch(RANGE)
+        await fetcher([peer], source.manifest, store, []).fetch(RANGE)
     assert trio.current_time() - started_s < 1.5 * CONFIG.store.block_timeout_s
     assert store.held() == ()
 
@@ -169,16 +131,46 @@ async def test_a_slow_link_is_not_given_up(source: Source, store: SliceStore) ->
         return await peer.honest(number, message)
 
     peer.answer = slow
-    await fetcher(peer, source.manifest, store, []).fetch(RANGE)
+    await fetcher([peer], source.manifest, store, []).fetch(RANGE)
     assert store.held() == (RANGE,)
 
 
 async def test_a_disk_that_refuses_is_no_fault_of_the_peer(
     source: Source, store: SliceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, data: object) -> int:
+    """Nor is anything of the range left there: a full disk is not ours alone."""
+    peer = FakePeer(source)
+    with monkeypatch.context() as patch:
+        patch.setattr(incoming, "_creating", full_after(7))
+        with pytest.raises(StoreError, match=r"No space left.*--home DIR"):
+            await fetcher([peer], source.manifest, store, []).fetch(RANGE)
+    assert peer.n_asked > 7
+    assert store.held() == ()
+    assert [path.name for path in store.folder.rglob("*") if path.is_file()] == ["lock"]
+    await fetcher([peer], source.manifest, store, []).fetch(RANGE)
+    assert store.held() == (RANGE,)
+
+
+async def test_a_disk_that_is_full_at_the_commit_shows_nothing(
+    source: Source, store: SliceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="No space left"):
-        await fetcher(FakePeer(source), source.manifest, store, []).fetch(RANGE)
+        await fetcher([FakePeer(source)], source.manifest, store, []).fetch(RANGE)
+    assert store.held() == ()
+    assert [path.name for path in store.folder.rglob("*") if path.is_file()] == ["lock"]
+
+
+def full_after(n_writes: int) -> Callable[[str, int], int]:
+    """Opens files for writing so many times, then says that the disk is full."""
+    opened = iter(range(n_writes))
+
+    def opener(path: str, flags: int) -> int:
+        if next(opened, None) is None:
+            raise OSError(28, "No space left on device")
+        return os.open(path, flags | os.O_CREAT, 0o600)
+
+    return opener

@@ -16,6 +16,7 @@ from swarmnode.net.peer import Handler
 from swarmnode.node.worker import WorkerOptions, may_meet_others
 from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
+from swarmnode.weights import incoming
 from swarmnode.wire.messages import Experts
 from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES, MODEL
 
@@ -77,7 +78,7 @@ async def test_a_small_second_model_leaves_the_first_where_there_is_room(
 async def test_a_full_disk_ends_the_worker_with_a_clear_message(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, data: object) -> int:
+    def refuse(path: str, flags: int) -> int:
         raise OSError(28, "No space left on device")
 
     group = pytest.RaisesGroup(
@@ -85,7 +86,7 @@ async def test_a_full_disk_ends_the_worker_with_a_clear_message(
     )
     with group:
         async with open_swarm(tiny_model, tmp_path) as swarm:
-            monkeypatch.setattr(Path, "write_bytes", refuse)
+            monkeypatch.setattr(incoming, "_creating", refuse)
             await swarm.join(4 * EXPERT_BYTES)
 
 

@@ -16,6 +16,7 @@ from swarmnode.weights import store as store_module
 from swarmnode.weights.file_lock import try_lock
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import Manifest
+from swarmnode.weights.shard import shard_name
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.weights.store import SliceStore
 
@@ -92,7 +93,7 @@ def test_short_flipped_and_foreign_slabs_are_refused(store: SliceStore, mixed: M
     assert files(store) == []
 
 
-def test_partial_files_and_waiting_slabs_are_dropped_at_start(
+def test_partial_files_are_dropped_at_start_and_waiting_slabs_stay(
     mixed: ModelIndex, manifest: Manifest, tmp_path: Path
 ) -> None:
     with SliceStore(tmp_path, manifest) as store:
@@ -102,7 +103,10 @@ def test_partial_files_and_waiting_slabs_are_dropped_at_start(
         (store.folder / ".layer-2.gguf.1.partial").write_bytes(b"half")
     with SliceStore(tmp_path, manifest) as store:
         assert store.held() == (FIRST,)
-        assert files(store) == ["layer-0-experts-1-to-2.gguf"]
+        assert store.incoming.ranges() == (SECOND,)
+        assert not [name for name in files(store) if name.endswith(".partial")]
+        store.commit(SECOND)
+        assert files(store) == [shard_name(FIRST), shard_name(SECOND)]
 
 
 @pytest.mark.parametrize(
