@@ -160,7 +160,7 @@ REFUSALS = {
     "unsupported": "the node has no such service",
     "not_owner": "an expert that is not held here",
     "wrong_model": "another model than the one served here",
-    "no_such_slice": "a layer, expert or tensor that the model does not have",
+    "no_such_slice": "a layer, expert or tensor that the model does not have, or that is not held here",
     "bad_range": "bytes or experts outside the model; never clamped",
     "bad_tensor": "rows or pairs that cannot be right",
     "too_many_pairs": "more pairs in one request than the worker takes",
