@@ -21,6 +21,7 @@ VERBS = {
     "generate": "Continue a prompt with a running backbone.",
     "identity": "Show this node's identity.",
     "inspect": "Show what a GGUF file holds: layers, experts, bytes.",
+    "invite": "Bring another machine in: a link, a QR code, a line to run there.",
     "join": "Lend memory and compute to a swarm: hold a few experts.",
     "shard": "Cut experts out of a GGUF into a small valid GGUF.",
 }

@@ -19,10 +19,12 @@ from swarmnode.cli.common import (
     config_of,
     folders_of,
     home_option,
+    lan_option,
+    membership_of,
     network_option,
     parse_host_port,
-    peers_of,
     say,
+    secret_option,
     set_up_logging,
     verbose_option,
 )
@@ -66,6 +68,8 @@ from swarmnode.services.reports import (
 )
 @compute_options
 @network_option
+@secret_option
+@lan_option
 @home_option
 @verbose_option
 @clear_errors
@@ -81,7 +85,9 @@ def command(
     deadline_ms: int | None,
     device: str | None,
     threads: int,
-    network: str,
+    network: str | None,
+    secret_file: Path | None,
+    lan: bool,
     home: Path | None,
     verbose: int,
 ) -> None:
@@ -92,10 +98,13 @@ def command(
     """
     set_up_logging(verbose)
     folders = folders_of(home)
+    member = membership_of(bootstrap, network, secret_file, folders)
     options = BackboneOptions(
         folders=folders,
-        network=network,
-        bootstrap=peers_of(bootstrap, folders),
+        network=member.network,
+        secret=member.secret,
+        bootstrap=member.peers,
+        lan=lan,
         listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
         allowed=allowed_of(allow),
         device=device,

@@ -12,22 +12,26 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 
 from swarmnode.config import Config, Folders
-from swarmnode.errors import SwarmError, first_error
+from swarmnode.errors import SwarmError, UsageError, first_error
 from swarmnode.identity import NodeId
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.bootstrap import find_peers
 from swarmnode.net.list_file import read_allowed
+from swarmnode.net.secret_file import read_secret
+from swarmnode.wire.secret import NetworkSecret
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+DEFAULT_NETWORK = "public"
+SECRET_VARIABLE = "SWARMNODE_SECRET"
 DEFAULT_SWARM_PORT = 4790
 DEFAULT_API = "127.0.0.1:8790"
 
@@ -70,9 +74,30 @@ def network_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--network NAME`: nodes of different networks never talk."""
     return click.option(
         "--network",
-        default="public",
-        show_default=True,
+        metavar="NAME",
+        show_default=f"{DEFAULT_NETWORK}, or what the link given says",
         help="Name of the network; others are not talked to.",
+    )(function)
+
+
+def secret_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--secret FILE`: a private network."""
+    return click.option(
+        "--secret",
+        "secret_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="The secret of a private network; only nodes that have it can connect. "
+        "`swarmnode invite --new-secret FILE` makes one.",
+    )(function)
+
+
+def lan_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--lan`: look for nodes in the local network."""
+    return click.option(
+        "--lan",
+        is_flag=True,
+        help="Also find nodes of this network on the LAN, and be found there (needs the extra `lan`).",
     )(function)
 
 
@@ -137,12 +162,13 @@ def parse_host_port(text: str, default_port: int) -> tuple[str, int]:
 
 
 def bootstrap_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--bootstrap ADDRESS|FILE`, several times."""
+    """`--bootstrap SOURCE`, several times."""
     return click.option(
         "--bootstrap",
         multiple=True,
-        metavar="ADDRESS|FILE",
-        help="swarm://NODEID@HOST:PORT, or a file of such lines; may be given several times.",
+        metavar="SOURCE",
+        help="swarm://NODEID@HOST:PORT or an invitation's link, a file of addresses, the https:// address of such a "
+        "list, or dns:NAME; may be given several times.",
     )(function)
 
 
@@ -176,9 +202,47 @@ def max_rows_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def peers_of(bootstrap: Sequence[str], folders: Folders) -> tuple[PeerAddress, ...]:
-    """The peers given, or those of SWARMNODE_BOOTSTRAP, or of the settings folder's peers.txt."""
-    return find_peers(bootstrap, os.environ, folders.settings / "peers.txt")
+@dataclass(frozen=True)
+class Membership:
+    """Which network a node is in, and whom it dials first."""
+
+    peers: tuple[PeerAddress, ...]
+    network: str
+    secret: NetworkSecret | None
+
+
+def membership_of(
+    bootstrap: Sequence[str], network: str | None, secret_file: Path | None, folders: Folders
+) -> Membership:
+    """What was given on the command line, in the environment, in the settings folder or in a link, put together.
+
+    The peers of --bootstrap, else SWARMNODE_BOOTSTRAP, else the settings folder's peers.txt; the secret of --secret,
+    else a link's, else SWARMNODE_SECRET, else the settings folder's network.secret. UsageError if a link and an option
+    disagree.
+    """
+    found = find_peers(bootstrap, os.environ, folders.settings / "peers.txt", cache=folders.cache)
+    for warning in found.warnings:
+        complain(f"warning: {warning}")
+    if network is not None and found.network not in (None, network):
+        raise UsageError(f"--network {network} was given, but the link is for the network {found.network}")
+    secret = found.secret
+    if secret_file is not None:
+        secret = read_secret(secret_file)
+        if found.secret not in (None, secret):
+            raise UsageError(f"the link carries another secret than the one in {secret_file}")
+    if secret is None:
+        secret = default_secret(folders)
+    return Membership(found.peers, network or found.network or DEFAULT_NETWORK, secret)
+
+
+def default_secret(folders: Folders) -> NetworkSecret | None:
+    """The secret in SWARMNODE_SECRET, or in the settings folder; None for a public network."""
+    if text := os.environ.get(SECRET_VARIABLE, "").strip():
+        try:
+            return NetworkSecret.parse(text)
+        except UsageError as error:
+            raise UsageError(f"{SECRET_VARIABLE}: {error}") from None
+    return read_secret(folders.secret_file) if folders.secret_file.exists() else None
 
 
 def allowed_of(path: Path | None) -> frozenset[NodeId] | None:

@@ -18,11 +18,13 @@ from swarmnode.cli.common import (
     config_of,
     folders_of,
     home_option,
+    lan_option,
     max_rows_option,
+    membership_of,
     network_option,
     parse_host_port,
-    peers_of,
     say,
+    secret_option,
     set_up_logging,
     verbose_option,
 )
@@ -42,6 +44,7 @@ from swarmnode.services.reports import (
     Tested,
     Waiting,
 )
+from swarmnode.wire.secret import network_tag
 
 _DOWNLOAD = "downloading experts"
 
@@ -54,6 +57,8 @@ _DOWNLOAD = "downloading experts"
 @compute_options
 @max_rows_option
 @network_option
+@secret_option
+@lan_option
 @home_option
 @verbose_option
 @clear_errors
@@ -65,7 +70,9 @@ def command(
     device: str | None,
     threads: int,
     max_rows: int | None,
-    network: str,
+    network: str | None,
+    secret_file: Path | None,
+    lan: bool,
     home: Path | None,
     verbose: int,
 ) -> None:
@@ -78,18 +85,21 @@ def command(
     return_freed_memory()
     set_up_logging(verbose)
     folders = folders_of(home)
-    peers = peers_of(bootstrap, folders)
-    if not peers and listen is None:
+    member = membership_of(bootstrap, network, secret_file, folders)
+    remembered = folders.address_book(network_tag(member.network, member.secret))
+    if not (member.peers or listen or lan or remembered.exists()):
         raise UsageError(
             "no peer is known: give --bootstrap swarm://NODEID@HOST:PORT (a backbone prints its address), "
-            f"set SWARMNODE_BOOTSTRAP, or write a list into {folders.settings / 'peers.txt'}"
+            f"set SWARMNODE_BOOTSTRAP, write a list into {folders.settings / 'peers.txt'}, or look around with --lan"
         )
     if allow is not None and listen is None:
         raise UsageError("--allow says who may dial this node, but nobody can: give --listen HOST:PORT too")
     options = WorkerOptions(
         folders=folders,
-        network=network,
-        bootstrap=peers,
+        network=member.network,
+        secret=member.secret,
+        bootstrap=member.peers,
+        lan=lan,
         listen=None if listen is None else parse_host_port(listen, DEFAULT_SWARM_PORT),
         allowed=allowed_of(allow),
         device=device,

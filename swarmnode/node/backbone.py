@@ -36,13 +36,13 @@ from swarmnode.node.common import (
     open_compute,
     stop_on_signal,
 )
-from swarmnode.services.contact import Contacts
+from swarmnode.node.meeting import prepare_meeting
 from swarmnode.services.engine import Engine
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.prober import Prober
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
 from swarmnode.services.reports import BackboneEvent, Hashing, Ready, WorkerChanged
-from swarmnode.services.runners import ComputeGate, Runner, Threads
+from swarmnode.services.runners import ComputeGate, Inline, Runner, Threads
 from swarmnode.services.seeder import Seeder
 from swarmnode.services.swarm_state import SwarmState
 from swarmnode.weights.catalog import resolve_model
@@ -136,7 +136,7 @@ async def _serve_model(
     async with open_compute(options) as (gate, device), loaded(options, index, device, gate) as (model, bank):
         backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
         async with trio.open_nursery() as nursery:
-            places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery)
+            places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery, Threads())
             await nursery.start(api_serve.run, _app(backbone, index, options.config.api), api_listener)
             report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
             task_status.started()
@@ -149,18 +149,20 @@ async def start_backbone(
     transport: Transport,
     report: Callable[[BackboneEvent], None],
     nursery: trio.Nursery,
+    threads: Runner | None = None,
 ) -> tuple[PeerAddress, ...]:
-    """Start the services in `nursery`; returns the addresses listened on."""
+    """Start the services in `nursery`; returns the addresses listened on. `threads` write small files (None: here)."""
     backbone.members.on_change = partial(_tell, backbone.state, report)
     endpoint = endpoint_of(options, key, "backbone")
     handlers = backbone.seeder.handlers
     attend = partial(_attend, backbone)
-    await nursery.start(backbone.prober.run)
-    places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attend)
-    contacts = Contacts(
-        transport, endpoint, handlers, attend, options.config.contact, report, random.Random()
+    meeting = prepare_meeting(
+        options, transport, endpoint, handlers, attend, report, random.Random(), threads
     )
-    nursery.start_soon(contacts.run, options.bootstrap)
+    await nursery.start(backbone.prober.run)
+    attended = meeting.connections.attended(attend)
+    places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attended)
+    meeting.start(nursery, options, endpoint, places, threads or Inline())
     return tuple(PeerAddress(key.node_id, host, port) for host, port in places)
 
 

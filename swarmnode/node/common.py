@@ -25,6 +25,7 @@ from swarmnode.services.runners import ComputeGate
 from swarmnode.weights.file_lock import try_lock
 from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.handshake import Credentials
+from swarmnode.wire.secret import NetworkSecret
 
 LEAVE_TIMEOUT_S = 1.0
 
@@ -40,6 +41,10 @@ class NodeOptions:
     """Host and port to accept nodes on; None: dial only."""
     allowed: frozenset[NodeId] | None = None
     """Who may dial this node; None: everybody with a key."""
+    secret: NetworkSecret | None = None
+    """Of a private network; None: a network that anybody may join."""
+    lan: bool = False
+    """Look for nodes on the LAN, and be found there."""
     device: str | None = None
     config: Config = field(default_factory=Config)
 
@@ -53,6 +58,7 @@ def endpoint_of(options: NodeOptions, key: NodeKey, role: str) -> Endpoint:
         roles=(role,),
         config=options.config.wire,
         allowed=options.allowed,
+        secret=options.secret,
     )
 
 

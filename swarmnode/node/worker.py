@@ -23,10 +23,10 @@ from swarmnode.node.common import (
     open_compute,
     stop_on_signal,
 )
-from swarmnode.services.contact import Contacts
+from swarmnode.node.meeting import prepare_meeting
 from swarmnode.services.reports import JoinEvent, Listening, Started
 from swarmnode.services.residence import ResidenceBuilder
-from swarmnode.services.runners import Threads
+from swarmnode.services.runners import Inline, Runner, Threads
 from swarmnode.services.volunteer import VolunteerService
 
 
@@ -60,7 +60,7 @@ async def _run_worker(options: WorkerOptions, key: NodeKey, report: Callable[[Jo
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stop_on_signal, nursery.cancel_scope, service.leave)
-                await start_worker(service, options, key, TcpTransport(), report, nursery)
+                await start_worker(service, options, key, TcpTransport(), report, nursery, threads)
         finally:
             await service.aclose()
 
@@ -68,7 +68,7 @@ async def _run_worker(options: WorkerOptions, key: NodeKey, report: Callable[[Jo
 def may_meet_others(options: WorkerOptions, key: NodeKey) -> bool:
     """Whether there may be more than one backbone for this worker: several addresses, or any that dials it."""
     known = {address for address in options.bootstrap if address.node_id != key.node_id}
-    return len(known) > 1 or options.listen is not None
+    return len(known) > 1 or options.listen is not None or options.lan
 
 
 async def start_worker(
@@ -78,23 +78,19 @@ async def start_worker(
     transport: Transport,
     report: Callable[[JoinEvent], None],
     nursery: trio.Nursery,
+    threads: Runner | None = None,
 ) -> None:
-    """Start the worker's services in `nursery`."""
+    """Start the worker's services in `nursery`. `threads` write small files (None: right here)."""
     endpoint = endpoint_of(options, key, "worker")
     report(Started(key.node_id.short))
-    if options.listen is not None:
-        places = await listen_for_nodes(
-            nursery, options, transport, endpoint, service.handlers, service.accepted
-        )
-        report(Listening(tuple(PeerAddress(key.node_id, host, port) for host, port in places)))
-    contacts = Contacts(
-        transport,
-        endpoint,
-        service.handlers,
-        service.session,
-        options.config.contact,
-        report,
-        random.Random(key.node_id.raw),
+    rng = random.Random(key.node_id.raw)
+    meeting = prepare_meeting(
+        options, transport, endpoint, service.handlers, service.session, report, rng, threads
     )
+    places: list[tuple[str, int]] = []
+    if options.listen is not None:
+        attend = meeting.connections.attended(service.accepted)
+        places = await listen_for_nodes(nursery, options, transport, endpoint, service.handlers, attend)
+        report(Listening(tuple(PeerAddress(key.node_id, host, port) for host, port in places)))
     nursery.start_soon(service.watch)
-    nursery.start_soon(contacts.run, options.bootstrap)
+    meeting.start(nursery, options, endpoint, places, threads or Inline())

@@ -1,25 +1,34 @@
-"""Keeps a connection to each node of a list: dials, serves, dials again after a growing, jittered pause."""
+"""Keeps contact with other nodes: dials whom services/dial_plan says, serves, dials again after a growing pause.
+
+`add`, `remove` and `set_wanted` work at any time, before `run` and while it runs. A node has one connection at most,
+whoever dialled (services/connections): no dial is begun once there is one.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import trio
 
 from swarmnode.config import ContactConfig
-from swarmnode.errors import LocalError, RemoteError, first_error
+from swarmnode.errors import LocalError, RemoteError, WrongNodeError
+from swarmnode.identity import NodeId
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.links import Handlers, dial
+from swarmnode.net.links import Handlers, connect_first
 from swarmnode.net.peer import OnPeer, Peer
 from swarmnode.net.transport import Transport
+from swarmnode.services.connections import Connections
+from swarmnode.services.dial_plan import DialPlan, Source, Target
 from swarmnode.services.reports import Connecting, Waiting
 from swarmnode.wire.endpoint import Endpoint
-from swarmnode.wire.events import Ended
+
+OnMet = Callable[[PeerAddress, Peer], None]
+"""Told of every node that was reached, and where."""
 
 
 class Contacts:
-    """Runs `on_peer` on a connection to each address, for ever.
+    """Runs `on_peer` on a connection to each node it is to dial, for ever.
 
     A RemoteError of `on_peer` ends that connection and is reported as the reason of the pause; a LocalError is this
     machine's and ends `run`. Pauses grow until a connection went well for longer than the last one: a node that answers
@@ -35,43 +44,131 @@ class Contacts:
         config: ContactConfig,
         report: Callable[[Connecting | Waiting], None],
         rng: random.Random,
+        *,
+        connections: Connections | None = None,
+        on_met: OnMet | None = None,
     ) -> None:
+        """`connections`: the node's registry, shared with what serves inbound connections."""
         self._transport = transport
         self._endpoint = endpoint
         self._handlers = handlers
         self._on_peer = on_peer
         self._config = config
         self._report = report
-        self._rng = rng
-        self._dials = trio.CapacityLimiter(config.dials_at_once)
+        self._on_met = on_met
+        own = endpoint.credentials.node_id
+        self._connections = (
+            Connections(own, config, trio.current_time) if connections is None else connections
+        )
+        self._connections.subscribe(self._connection_changed)
+        self._plan = DialPlan(own, config, rng)
+        self._scopes: dict[NodeId, trio.CancelScope] = {}
+        """Of dials that are under way."""
+        self._changed = trio.Event()
+        self._reported_s = float("-inf")
 
-    async def run(self, addresses: Sequence[PeerAddress]) -> None:
-        """Keep contact until cancelled. The own address, if listed, is left out."""
-        own = self._endpoint.credentials.node_id
+    @property
+    def connections(self) -> Connections:
+        """The registry of connected nodes."""
+        return self._connections
+
+    def add(self, addresses: Iterable[PeerAddress], source: Source = Source.LISTED) -> None:
+        """Dial these nodes, too; several addresses of one node are tried in order. The own address is left out."""
+        self._plan.add(addresses, source)
+        self._changed.set()
+
+    def set_wanted(self, addresses: Iterable[PeerAddress]) -> None:
+        """Dial these whatever else is connected, in place of those wanted before (which stay connected if they are)."""
+        self._plan.replace(addresses, Source.WANTED)
+        self._changed.set()
+
+    def remove(self, node_ids: Iterable[NodeId]) -> None:
+        """Do not dial these any more. A connection that is open stays."""
+        node_ids = tuple(node_ids)
+        self._plan.remove(node_ids)
+        for node_id in node_ids:
+            self._give_up(node_id)
+
+    async def run(self, addresses: Iterable[PeerAddress] = ()) -> None:
+        """Keep contact until cancelled, with these nodes and with those added."""
+        self.add(addresses)
         async with trio.open_nursery() as nursery:
-            for address in dict.fromkeys(addresses):
-                if address.node_id != own:
-                    nursery.start_soon(self._keep, address)
+            while True:
+                self._changed = trio.Event()
+                now_s = trio.current_time()
+                step = self._plan.step(now_s, self._connections.connected)
+                for target in step.abandon:
+                    self._give_up(target.node_id)
+                for target in step.start:
+                    self._scopes[target.node_id] = scope = trio.CancelScope()
+                    nursery.start_soon(self._contact, target, scope)
+                with trio.move_on_at(self._plan.wake_s(now_s)):
+                    await self._changed.wait()
 
-    async def _keep(self, address: PeerAddress) -> None:
-        delay_s = self._config.redial_min_s
-        while True:
-            started_s = trio.current_time()
-            is_well, reason = await self._session(address)
-            if is_well and trio.current_time() - started_s >= delay_s:
-                delay_s = self._config.redial_min_s
-            pause_s = self._rng.uniform(0.5, 1.0) * delay_s
-            place = f"{address.host} port {address.port}"
-            self._report(Waiting(reason if reason.startswith(place) else f"{place}: {reason}", pause_s))
-            await trio.sleep(pause_s)
-            delay_s = min(2 * delay_s, self._config.redial_max_s)
+    def _connection_changed(self, peer: Peer, is_connected: bool) -> None:
+        """A dial that loses against this connection (see Connections) is given up; one that wins goes on."""
+        if is_connected and peer.node_id < self._endpoint.credentials.node_id:
+            self._give_up(peer.node_id)
+        self._changed.set()
 
-    async def _session(self, address: PeerAddress) -> tuple[bool, str]:
-        """One connection from dial to end: whether all went well until it ended, and why it ended."""
+    def _give_up(self, node_id: NodeId) -> None:
+        scope = self._scopes.get(node_id)
+        if scope is not None:
+            scope.cancel()
+
+    async def _contact(self, target: Target, scope: trio.CancelScope) -> None:
+        """One dial, and the connection that comes of it."""
+        try:
+            with scope:
+                await self._dial(target)
+                return
+        finally:
+            self._scopes.pop(target.node_id, None)
+            self._changed.set()
+        self._plan.postpone(target, trio.current_time())
+
+    async def _dial(self, target: Target) -> None:
+        places = target.places
+        name = _name(places[0])
+        if len(self._plan) <= self._config.report_dials:
+            self._report(Connecting(name))
+        failures: dict[PeerAddress, RemoteError] = {}
+        try:
+            address, peer = await connect_first(
+                self._transport,
+                places,
+                self._endpoint,
+                handlers=self._handlers,
+                stagger_s=self._config.attempt_delay_s,
+                failures=failures,
+            )
+        except RemoteError as error:
+            if target.node_id in self._connections.connected:
+                self._plan.postpone(target, trio.current_time())
+            else:
+                self._ended(target, name, str(error), is_well=False, lasted_s=0.0)
+            return
+        finally:
+            for place, failure in failures.items():
+                if isinstance(failure, WrongNodeError):
+                    self._plan.reached_another(target, place)
+        self._plan.opened(target, address)
+        del self._scopes[target.node_id]  # what is open is not given up
+        await self._attend(target, address, peer)
+
+    async def _attend(self, target: Target, address: PeerAddress, peer: Peer) -> None:
+        """An open connection, until its end."""
         reasons: list[str] = []
         local: list[LocalError] = []
+        was_kept = False
 
         async def guarded(peer: Peer) -> None:
+            nonlocal was_kept
+            was_kept = self._connections.enter(peer)
+            if not was_kept:
+                return
+            if self._on_met is not None:
+                self._on_met(address, peer)
             try:
                 await self._on_peer(peer)
             except RemoteError as error:
@@ -80,30 +177,38 @@ class Contacts:
                 local.append(error)
             peer.close()
 
-        ended: Ended | None = None
+        started_s = trio.current_time()
         try:
-            async with trio.open_nursery() as nursery:
-                async with self._dials:
-                    self._report(Connecting(f"{address.host} port {address.port}"))
-                    peer: Peer = await nursery.start(self._dial, address, guarded)
-                ended = await peer.wait_closed()
-        except* RemoteError as group:
-            reasons.append(str(first_error(group)))
+            await peer.run(guarded)
+        finally:
+            self._connections.leave(peer)
         if local:
             raise local[0]
-        if reasons:
-            return False, reasons[0]
-        closed = "the connection was closed"
-        return True, closed if ended is None else f"{closed} ({ended.code})"
-
-    async def _dial(
-        self, address: PeerAddress, on_peer: OnPeer, *, task_status: trio.TaskStatus[Peer]
-    ) -> None:
-        await dial(
-            self._transport,
-            address,
-            self._endpoint,
-            handlers=self._handlers,
-            on_peer=on_peer,
-            task_status=task_status,
+        ended = peer.ended
+        if not was_kept or (ended is not None and ended.code == "replaced"):
+            self._plan.postpone(target, trio.current_time())
+            return
+        closed = "the connection was closed" if ended is None else f"the connection was closed ({ended.code})"
+        self._ended(
+            target,
+            _name(address),
+            reasons[0] if reasons else closed,
+            is_well=not reasons,
+            lasted_s=trio.current_time() - started_s,
         )
+
+    def _ended(self, target: Target, name: str, reason: str, *, is_well: bool, lasted_s: float) -> None:
+        now_s = trio.current_time()
+        pause_s = self._plan.ended(target, now_s, is_well=is_well, lasted_s=lasted_s)
+        self._changed.set()
+        text = reason if reason.startswith(name) else f"{name}: {reason}"
+        n_targets = len(self._plan)
+        if n_targets <= self._config.report_dials:
+            self._report(Waiting(text, pause_s))
+        elif not self._connections.connected and now_s - self._reported_s >= self._config.report_interval_s:
+            self._reported_s = now_s
+            self._report(Waiting(f"none of {n_targets} nodes answers yet; {text}", pause_s))
+
+
+def _name(address: PeerAddress) -> str:
+    return f"{address.host} port {address.port}"

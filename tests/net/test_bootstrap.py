@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.config import BootstrapConfig
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.bootstrap import find_peers, parse_list, read_list
+from swarmnode.net.bootstrap import Bootstrap, find_peers, parse_list, read_list
+from swarmnode.wire.secret import NetworkSecret
 
 NODE = NodeKey.from_seed(bytes(32)).node_id
 OTHER = NodeKey.from_seed(bytes([1]) * 32).node_id
@@ -72,27 +74,87 @@ def test_an_address_is_read_back_as_it_is_written() -> None:
         assert PeerAddress.parse(str(address)) == address
 
 
+def find(
+    tmp_path: Path,
+    *arguments: str,
+    variable: str = "",
+    lists: dict[str, str] | None = None,
+) -> Bootstrap:
+    """find_peers with these lists on the web; one that is not among them cannot be reached."""
+
+    def fetch(source: str, config: BootstrapConfig) -> str:
+        if source not in (lists or {}):
+            raise OSError("no route to host")
+        return (lists or {})[source]
+
+    return find_peers(
+        arguments,
+        {"SWARMNODE_BOOTSTRAP": variable},
+        tmp_path / "default.txt",
+        cache=tmp_path / "cache",
+        fetch=fetch,
+    )
+
+
+def ports(found: Bootstrap) -> list[int]:
+    return [peer.port for peer in found.peers]
+
+
+FIRST, SECOND, THIRD = (f"swarm://{NODE}@host:{port}" for port in (1, 2, 3))
+WEB = "https://example.org/peers.txt"
+
+
 def test_arguments_go_before_the_variable_and_the_variable_before_the_file(tmp_path: Path) -> None:
-    default = tmp_path / "default.txt"
     named = tmp_path / "named.txt"
-    first, second, third = (f"swarm://{NODE}@host:{port}" for port in (1, 2, 3))
-    assert find_peers([], {}, default) == ()
-    default.write_text(third)
-    assert [peer.port for peer in find_peers([], {}, default)] == [3]
-    assert [peer.port for peer in find_peers([], {"SWARMNODE_BOOTSTRAP": f"{first}, {second}"}, default)] == [
-        1,
-        2,
-    ]
-    named.write_text(f"{second}\n{first}\n")
-    found = find_peers([str(named), first], {"SWARMNODE_BOOTSTRAP": third}, default)
-    assert [peer.port for peer in found] == [2, 1]
+    assert find(tmp_path) == Bootstrap()
+    (tmp_path / "default.txt").write_text(THIRD)
+    assert ports(find(tmp_path)) == [3]
+    assert ports(find(tmp_path, variable=f"{FIRST}, {SECOND}")) == [1, 2]
+    named.write_text(f"{SECOND}\n{FIRST}\n")
+    assert ports(find(tmp_path, str(named), FIRST, variable=THIRD)) == [2, 1]
 
 
 def test_what_is_neither_address_nor_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--bootstrap: 'nowhere' is neither an address"):
-        find_peers(["nowhere"], {}, tmp_path / "none")
+        find(tmp_path, "nowhere")
     with pytest.raises(UsageError, match="SWARMNODE_BOOTSTRAP 'swarm://x': "):
-        find_peers([], {"SWARMNODE_BOOTSTRAP": "swarm://x"}, tmp_path / "none")
+        find(tmp_path, variable="swarm://x")
+
+
+def test_files_addresses_urls_and_names_together(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(FIRST)
+    lists = {WEB: f"# on the web\n{SECOND}\n", "dns:example.org": THIRD}
+    found = find(tmp_path, str(tmp_path / "list"), WEB, "dns:example.org", SECOND, lists=lists)
+    assert ports(found) == [1, 2, 3]
+    assert found.warnings == ()
+
+
+def test_a_list_that_cannot_be_fetched_is_a_warning_when_there_is_another(tmp_path: Path) -> None:
+    found = find(tmp_path, WEB, FIRST)
+    assert ports(found) == [1]
+    assert found.warnings == (f"{WEB}: no route to host",)
+    with pytest.raises(UsageError, match=r"no bootstrap list could be fetched: .*no route to host"):
+        find(tmp_path, WEB)
+
+
+def test_the_last_good_copy_is_used(tmp_path: Path) -> None:
+    assert ports(find(tmp_path, WEB, lists={WEB: SECOND})) == [2]
+    for broken in ({}, {WEB: "<html>please log in</html>"}):
+        found = find(tmp_path, WEB, lists=broken)
+        assert ports(found) == [2]
+        (warning,) = found.warnings
+        assert warning.endswith("its last good copy is used")
+
+
+def test_a_link_brings_its_network_and_secret(tmp_path: Path) -> None:
+    secret = NetworkSecret(bytes(32))
+    found = find(tmp_path, f"{FIRST}?network=home&secret={secret.text}&at=other:9", SECOND)
+    assert (ports(found), found.network, found.secret) == ([1, 9, 2], "home", secret)
+    with pytest.raises(UsageError, match="different networks"):
+        find(tmp_path, f"{FIRST}?network=home", f"{FIRST}?network=work")
+    with pytest.raises(UsageError) as error:
+        find(tmp_path, f"{FIRST}?secret={secret.text}&secret=x")
+    assert secret.text not in str(error.value)
 
 
 def test_lists_that_are_no_text_or_too_long(tmp_path: Path) -> None:

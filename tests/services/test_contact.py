@@ -1,9 +1,9 @@
-"""Keeping contact: whom to dial, how soon again, and what ends it."""
+"""Keeping contact: whom to dial, how soon again, what ends it, and never two connections with one node."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -12,10 +12,13 @@ import trio
 
 from swarmnode.config import ContactConfig
 from swarmnode.errors import BadReplyError, StoreError
+from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.links import serve
 from swarmnode.net.peer import OnPeer, Peer
+from swarmnode.services.connections import Connections
 from swarmnode.services.contact import Contacts
+from swarmnode.services.dial_plan import Source
 from swarmnode.services.reports import Connecting, Waiting
 from swarmnode.testing.memory_net import MemoryNetwork
 from tests.services.source import endpoint
@@ -125,3 +128,288 @@ async def test_the_own_address_is_left_out_and_others_dialled_once() -> None:
         await trio.sleep(10)
     assert log.dials == ["other port 1"]
     assert log.waits == []
+
+
+class Node:
+    """A node that dials and is dialled, as nodes are wired."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        seed: int,
+        nursery: trio.Nursery,
+        *,
+        config: ContactConfig = CONFIG,
+        rng: int = 0,
+    ) -> None:
+        self.name = f"node{seed}"
+        self.endpoint = endpoint(seed, "worker")
+        self.node_id = self.endpoint.credentials.node_id
+        self.address = PeerAddress(self.node_id, self.name, 1)
+        self.log = Log()
+        self.met: list[PeerAddress] = []
+        self.attended: list[Peer] = []
+        self._host = network.host(self.name)
+        self._nursery = nursery
+        self.connections = Connections(self.node_id, config, trio.current_time)
+        self.contacts = Contacts(
+            self._host,
+            self.endpoint,
+            {},
+            self.attend,
+            config,
+            self.log.report,
+            random.Random(rng),
+            connections=self.connections,
+            on_met=lambda address, peer: self.met.append(address),
+        )
+
+    async def attend(self, peer: Peer) -> None:
+        self.attended.append(peer)
+        await peer.wait_closed()
+
+    async def listen(self, port: int = 1) -> None:
+        on_peer = self.connections.attended(self.attend)
+        await self._nursery.start(
+            partial(serve, self._host, self.endpoint, handlers={}, host=None, port=port, on_peer=on_peer)
+        )
+
+    def start(self) -> None:
+        self._nursery.start_soon(self.contacts.run)
+
+    def is_connected_to(self, other: Node) -> bool:
+        return other.node_id in self.connections.connected
+
+
+@asynccontextmanager
+async def nodes(
+    count: int, latency_s: float = 0.01, config: ContactConfig = CONFIG
+) -> AsyncIterator[tuple[MemoryNetwork, list[Node]]]:
+    """Nodes that listen and do not dial yet."""
+    network = MemoryNetwork(latency_s=latency_s)
+    async with trio.open_nursery() as nursery:
+        made = [Node(network, seed, nursery, config=config) for seed in range(1, count + 1)]
+        for node in made:
+            await node.listen()
+        yield network, made
+        nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> float:
+    """The virtual time at which something holds."""
+    with trio.fail_after(1000):
+        while not condition():  # noqa: ASYNC110 - whatever the condition looks at cannot wake us
+            await trio.sleep(0.01)
+    return trio.current_time()
+
+
+def strangers(count: int, host: str = "dead") -> list[PeerAddress]:
+    """Addresses of that many different nodes."""
+    keys = (NodeKey.from_seed(number.to_bytes(32, "big")) for number in range(1, count + 1))
+    return [PeerAddress(key.node_id, f"{host}{number}", 1) for number, key in enumerate(keys)]
+
+
+@pytest.mark.parametrize("black_holes", [False, True], ids=["refused", "no answer"])
+async def test_500_dead_addresses_cost_seconds(black_holes: bool) -> None:
+    """Case 8: the one that lives stands last in the list, and is reached all the same; others are not asked twice."""
+    async with nodes(2) as (network, (me, other)):
+        addresses = strangers(500)
+        if black_holes:
+            network.partition([me.name], [address.host for address in addresses])
+        started_s = trio.current_time()
+        me.contacts.add([*addresses, other.address])
+        me.start()
+        took_s = await until(lambda: me.is_connected_to(other)) - started_s
+        assert took_s < 12
+        assert len(me.log.waits) < 10
+        assert me.met == [other.address]
+
+
+async def test_the_worst_place_in_a_list_of_black_holes_is_reached_within_15_s() -> None:
+    took_s = []
+    for seed in range(8):
+        network = MemoryNetwork(latency_s=0.01)
+        async with trio.open_nursery() as nursery:
+            me, other = Node(network, 1, nursery, rng=seed), Node(network, 2, nursery)
+            await other.listen()
+            addresses = strangers(500)
+            network.partition([me.name], [address.host for address in addresses])
+            started_s = trio.current_time()
+            me.contacts.add([*addresses, other.address])
+            me.start()
+            took_s.append(await until(partial(me.is_connected_to, other)) - started_s)
+            nursery.cancel_scope.cancel()
+    assert max(took_s) < 15
+    assert sum(took_s) / len(took_s) < 8
+
+
+async def test_only_so_many_of_a_list_are_connected_and_others_take_their_places() -> None:
+    config = ContactConfig(max_contacts=3, redial_min_s=1.0, redial_max_s=16.0)
+    async with nodes(10, config=config) as (network, (me, *others)):
+        me.contacts.add(node.address for node in others)
+        me.start()
+        await trio.sleep(60)
+        first = set(me.connections.connected)
+        assert len(first) == 3
+        for node in others:
+            if node.node_id in first:
+                network.break_all(node.name)
+                network.partition([me.name], [node.name])
+        await trio.sleep(60)
+        second = set(me.connections.connected)
+        assert len(second) == 3
+        assert not first & second
+
+
+async def test_several_addresses_of_a_node_are_tried_in_order_and_the_good_one_first_next_time() -> None:
+    async with nodes(2) as (network, (me, other)):
+        hole = PeerAddress(other.node_id, "hole", 1)
+        shut = PeerAddress(other.node_id, other.name, 99)
+        network.partition([me.name], ["hole"])
+        me.contacts.add([hole, shut, other.address])
+        me.start()
+        started_s = trio.current_time()
+        took_s = await until(lambda: me.is_connected_to(other)) - started_s
+        assert 0.25 < took_s < 0.5, "a black hole costs 250 ms, a refusal a round trip"
+        network.break_all(other.name)
+        await until(lambda: not me.is_connected_to(other))
+        await until(lambda: me.is_connected_to(other))
+        assert me.met == [other.address, other.address]
+        assert len(me.log.dials) == 2
+        assert me.log.dials[1] == f"{other.name} port 1"
+
+
+async def test_an_address_with_another_node_is_wrong_for_that_id_only() -> None:
+    async with nodes(3) as (_, (me, second, third)):
+        wrong = PeerAddress(third.node_id, second.name, 1)
+        me.contacts.add([wrong, third.address, second.address])
+        me.start()
+        await until(lambda: me.is_connected_to(second) and me.is_connected_to(third))
+        target = me.contacts._plan.get(third.node_id)
+        assert target is not None
+        assert target.places == (third.address,)
+
+
+async def test_a_node_that_dialled_us_is_not_dialled() -> None:
+    async with nodes(2) as (_, (me, other)):
+        other.contacts.add([me.address])
+        other.start()
+        await until(lambda: me.is_connected_to(other))
+        me.contacts.add([other.address])
+        me.start()
+        await trio.sleep(100)
+        assert me.log.dials == []
+        assert (len(me.attended), len(other.attended)) == (1, 1)
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.01, 0.5])
+async def test_two_nodes_that_dial_each_other_at_once_keep_the_dial_of_the_lower_id(latency_s: float) -> None:
+    async with nodes(2, latency_s) as (_, pair):
+        low, high = sorted(pair, key=lambda node: node.node_id)
+        low.contacts.add([high.address])
+        high.contacts.add([low.address])
+        low.start()
+        high.start()
+        await trio.sleep(20)
+        assert low.connections.connected[high.node_id].is_dialer
+        assert not high.connections.connected[low.node_id].is_dialer
+        peers = (low.connections.connected[high.node_id], high.connections.connected[low.node_id])
+        await trio.sleep(200)
+        assert peers == (low.connections.connected[high.node_id], high.connections.connected[low.node_id])
+        assert all(peer.ended is None for peer in peers)
+        assert (low.log.waits, high.log.waits) == ([], [])
+
+
+async def test_a_node_that_lost_its_connection_and_dials_again_takes_the_place_of_the_old_one() -> None:
+    """Its side is gone without a word; ours would be found dead 45 s later only."""
+    async with nodes(2) as (network, (me, other)):
+        me.contacts.add([other.address])
+        me.start()
+        await until(lambda: me.is_connected_to(other))
+        old = me.connections.connected[other.node_id]
+        await trio.sleep(15)
+        async with trio.open_nursery() as nursery:
+            again = Node(network, 2, nursery)
+            again.contacts.add([me.address])
+            again.start()
+            await until(lambda: again.is_connected_to(me))
+            await until(lambda: old.ended is not None)
+            new = me.connections.connected[other.node_id]
+            assert new is not old
+            assert not new.is_dialer
+            await trio.sleep(30)
+            assert me.connections.connected[other.node_id] is new, "the old one's end did not remove it"
+            nursery.cancel_scope.cancel()
+
+
+async def test_whom_to_dial_changes_while_it_runs() -> None:
+    async with nodes(4) as (network, (me, second, third, fourth)):
+        me.start()
+        await trio.sleep(10)
+        me.contacts.set_wanted([second.address, third.address])
+        await until(lambda: me.is_connected_to(second) and me.is_connected_to(third))
+        me.contacts.set_wanted([third.address, fourth.address])
+        await until(lambda: me.is_connected_to(fourth))
+        assert me.is_connected_to(second), "who is no longer wanted stays connected"
+        for node in (second, third):
+            network.break_all(node.name)
+        await until(lambda: not me.is_connected_to(second))
+        await trio.sleep(60)
+        assert me.is_connected_to(third)
+        assert not me.is_connected_to(second)
+        me.contacts.remove([third.node_id])
+        network.break_all(third.name)
+        await trio.sleep(60)
+        assert not me.is_connected_to(third)
+
+
+async def test_wanted_nodes_do_not_wait_for_dead_lists() -> None:
+    async with nodes(2) as (network, (me, other)):
+        addresses = strangers(500)
+        network.partition([me.name], [address.host for address in addresses])
+        me.contacts.add(addresses)
+        me.start()
+        await trio.sleep(20)
+        me.contacts.set_wanted([other.address])
+        started_s = trio.current_time()
+        assert await until(lambda: me.is_connected_to(other)) - started_s < 1
+
+
+async def test_remembered_nodes_are_dialled_when_no_other_answers() -> None:
+    async with nodes(3) as (network, (me, listed, remembered)):
+        me.contacts.add([listed.address])
+        me.contacts.add([remembered.address], Source.REMEMBERED)
+        me.start()
+        await trio.sleep(60)
+        assert me.is_connected_to(listed)
+        assert not me.is_connected_to(remembered)
+        network.partition([me.name], [listed.name])
+        network.break_all(listed.name)
+        assert await until(lambda: me.is_connected_to(remembered)) < 60 + 10
+
+
+async def test_without_any_list_remembered_nodes_are_dialled_at_once() -> None:
+    async with nodes(2) as (_, (me, other)):
+        me.contacts.add([other.address], Source.REMEMBERED)
+        me.start()
+        started_s = trio.current_time()
+        assert await until(lambda: me.is_connected_to(other)) - started_s < 1
+
+
+@pytest.mark.parametrize("is_higher", [False, True])
+async def test_a_dial_that_hangs_is_forgotten_when_the_node_has_dialled_us(is_higher: bool) -> None:
+    """The higher id gives it up; the lower one's would win, so it goes on, and nobody hears of its failure."""
+    async with nodes(2) as (network, pair):
+        me, other = sorted(pair, key=lambda node: node.node_id, reverse=is_higher)
+        network.partition([me.name], ["hole"])
+        me.contacts.add([PeerAddress(other.node_id, "hole", 1)])
+        me.start()
+        await trio.sleep(1)
+        other.contacts.add([me.address])
+        other.start()
+        await until(lambda: me.is_connected_to(other))
+        assert len(me.contacts._scopes) == (0 if is_higher else 1)
+        await trio.sleep(100)
+        assert me.contacts._scopes == {}
+        assert me.log.waits == []
+        assert me.is_connected_to(other)

@@ -1,0 +1,153 @@
+"""`swarmnode invite`: bring another machine in, by a link and a QR code."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import socket
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.common import (
+    DEFAULT_NETWORK,
+    DEFAULT_SWARM_PORT,
+    clear_errors,
+    default_secret,
+    folders_of,
+    home_option,
+    network_option,
+    say,
+    secret_option,
+)
+from swarmnode.errors import UsageError
+from swarmnode.identity import NodeKey
+from swarmnode.net.address import PeerAddress, split_host_port
+from swarmnode.net.invite import Invite
+from swarmnode.net.secret_file import create_secret, read_secret
+from swarmnode.wire.secret import NetworkSecret
+
+# Addresses of documentation (RFC 5737, RFC 3849): a socket "connected" to them tells which address of this machine
+# would be used towards the internet. Nothing is sent.
+_OUTSIDE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
+@click.command("invite")
+@click.option(
+    "--at",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help=f"Where this node can be dialled, port {DEFAULT_SWARM_PORT} unless said; several times. "
+    "Default: the addresses of this machine.",
+)
+@network_option
+@secret_option
+@click.option("--with-secret", is_flag=True, help="Put the network's secret into the link.")
+@click.option(
+    "--new-secret",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Make the secret of a new private network, write it to FILE, and stop.",
+)
+@click.option("--qr/--no-qr", default=True, show_default=True, help="Draw the link as a QR code.")
+@click.option("--budget", default="300MB", show_default=True, help="Budget in the printed command.")
+@home_option
+@clear_errors
+def command(
+    at: tuple[str, ...],
+    network: str | None,
+    secret_file: Path | None,
+    with_secret: bool,
+    new_secret: Path | None,
+    qr: bool,
+    budget: str,
+    home: Path | None,
+) -> None:
+    """Print a link to this node, as one line to run on another machine and as a QR code.
+
+    \b
+    Example: swarmnode invite --at backbone.example.org:4790
+    """
+    if new_secret is not None:
+        _make_secret(new_secret)
+        return
+    folders = folders_of(home)
+    secret = default_secret(folders) if secret_file is None else read_secret(secret_file)
+    if with_secret and secret is None:
+        raise UsageError("there is no network secret to put into the link: give --secret FILE")
+    node_id = NodeKey.load_or_create(folders.key_file).node_id
+    places = [_place(text) for text in at] or [(host, DEFAULT_SWARM_PORT) for host in own_hosts()]
+    if not places:
+        raise UsageError("this machine has no address that others could dial; give --at HOST:PORT")
+    addresses = tuple(PeerAddress(node_id, host, port) for host, port in places)
+    invite = Invite(addresses, network or DEFAULT_NETWORK, secret if with_secret else None)
+    _show(invite, secret, budget, with_qr=qr)
+
+
+def _make_secret(path: Path) -> None:
+    create_secret(path)
+    say(f"a new network secret is in {path}")
+    say("Copy the file to every node of the network over a channel you trust, and start each with:")
+    say(f"  --secret {path}")
+
+
+def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr: bool) -> None:
+    link = str(invite)
+    say(link)
+    if with_qr:
+        say()
+        click.echo(qr_code(link))
+    say("On the other machine (docs/operations.md: Linux, macOS, Windows, Termux):")
+    hidden = secret is not None and invite.secret is None
+    option = " --secret FILE" if hidden else ""
+    say(f'  swarmnode join --budget {budget}{option} --bootstrap "{link}"')
+    if invite.secret is not None:
+        say(
+            "This link CARRIES THE NETWORK'S SECRET: whoever sees it can join, and it stays in the shell's history."
+        )
+    elif hidden:
+        say("The link does not carry the network's secret: copy its file there and give its name (FILE).")
+    if all(_is_private(address.host) for address in invite.addresses):
+        say(
+            "These addresses work inside your own network only; for others give --at NAME:PORT and open the port."
+        )
+    say("This node must be running and listen there: --listen 0.0.0.0:PORT")
+
+
+def own_hosts() -> list[str]:
+    """The addresses of this machine towards the internet, IPv4 first; empty without a network. Sends nothing."""
+    hosts = []
+    for family, outside in _OUTSIDE:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((outside, 9))
+                host = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if not ipaddress.ip_address(host.partition("%")[0]).is_link_local:
+            hosts.append(host)
+    return hosts
+
+
+def qr_code(link: str) -> str:
+    """A QR code of half blocks, dark on the terminal's light colour and readable the other way round, too."""
+    import segno
+
+    text = io.StringIO()
+    segno.make(link, error="l", micro=False).terminal(text, compact=True)
+    return text.getvalue()
+
+
+def _place(text: str) -> tuple[str, int]:
+    """HOST, HOST:PORT or [IPv6]:PORT."""
+    has_port = text.endswith("]") is False and (text.startswith("[") or text.count(":") == 1)
+    if ":" in text and not has_port and not text.startswith("["):
+        text = f"[{text}]"
+    return split_host_port(text if has_port else f"{text}:{DEFAULT_SWARM_PORT}")
+
+
+def _is_private(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return host == "localhost" or host.endswith(".local")
