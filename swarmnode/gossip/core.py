@@ -293,10 +293,8 @@ class GossipCore:
         offers: list[bodies.Offer] = []
         for record_id in list(peer.pending)[: c.MAX_GOSSIP_IDS]:
             del peer.pending[record_id]
-            if self.table.by_id(record_id) is None:
-                continue  # replaced meanwhile
             age = self.table.age(record_id, now_s)
-            if age < AGE_UNIT:
+            if age < AGE_UNIT:  # else it was replaced meanwhile
                 offers.append((record_id, age))
         if not peer.pending:
             self._tellable.discard(peer.node_id)
@@ -314,9 +312,11 @@ class GossipCore:
         for record_id, age in offers:
             if peer.pending:
                 peer.pending.pop(record_id, None)
-            if self.table.knows(record_id):
-                self.table.hear_age(record_id, age, now_s)
-            elif age < AGE_UNIT and len(peer.offers) < self._config.max_offers:
+            if (
+                not self.table.hear(record_id, age, now_s)
+                and age < AGE_UNIT
+                and len(peer.offers) < self._config.max_offers
+            ):
                 peer.offers[record_id] = age
         if not peer.pending:
             self._tellable.discard(peer.node_id)
@@ -333,8 +333,8 @@ class GossipCore:
         for record_id in list(peer.offers):
             if len(wanted) >= most:
                 break
-            if self.table.knows(record_id):
-                self.table.hear_age(record_id, peer.offers.pop(record_id), now_s)
+            if self.table.hear(record_id, peer.offers[record_id], now_s):
+                del peer.offers[record_id]
             elif record_id not in self._asked:
                 wanted.append(record_id)
         if not peer.offers:
@@ -381,7 +381,7 @@ class GossipCore:
             self.table.pass_by(envelope.id)
             return
         if verdict.outcome is Outcome.SAME:
-            self.table.hear_age(envelope.id, age, now_s)
+            self.table.hear(envelope.id, age, now_s)
             return
         if not self._reader.is_genuine(envelope):
             raise ProtocolError("bad_gossip", "a record whose signature is wrong")

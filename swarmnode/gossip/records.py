@@ -34,6 +34,8 @@ DEMAND = 2
 DOMAIN = "gossip-record"
 NETWORK_BYTES = 16
 ID_BYTES = 8
+KEY_BYTES = 33
+"""Kind and node key."""
 MAX_RECORD_BYTES = c.MAX_GOSSIP_RECORD_BYTES
 MAX_INCARNATION = 2**48
 """In milliseconds since 1970 this is the year 10889; a higher one can only be a fault, and nothing could follow it."""
@@ -49,6 +51,11 @@ MAX_RECORD_MODELS = 4
 _HEAD = struct.Struct("<B32sQQ16sIQ")
 _ADDRESS = re.compile(r"[^\s/@]{1,256}:[0-9]{1,5}")
 _MAX_BODY_BYTES = MAX_RECORD_BYTES - _HEAD.size - SIGNATURE_BYTES
+
+
+def record_key(node_id: NodeId, kind: int) -> bytes:
+    """What `Envelope.key` is for this node's records of this kind."""
+    return bytes([kind]) + node_id.raw
 
 
 def network_id(name: str) -> bytes:
@@ -111,9 +118,9 @@ class Envelope:
         return self.digest[:ID_BYTES]
 
     @property
-    def key(self) -> tuple[NodeId, int]:
-        """Whose record of which kind: there is one at a time."""
-        return self.node_id, self.kind
+    def key(self) -> bytes:
+        """Whose record of which kind: there is one at a time. (Bytes, because their hash costs a tenth of NodeId's.)"""
+        return self.data[:KEY_BYTES]
 
     @property
     def incarnation(self) -> int:

@@ -19,11 +19,20 @@ from typing import TypeAlias
 
 from swarmnode.config import GossipConfig
 from swarmnode.gossip.rates import Dice
-from swarmnode.gossip.records import DEMAND, NODE, DemandRecord, Envelope, NodeRecord, Record, Version
+from swarmnode.gossip.records import (
+    DEMAND,
+    NODE,
+    DemandRecord,
+    Envelope,
+    NodeRecord,
+    Record,
+    Version,
+    record_key,
+)
 from swarmnode.identity import NodeId
 
-Key: TypeAlias = tuple[NodeId, int]
-"""A node and a kind of record."""
+Key: TypeAlias = bytes
+"""A kind of record and a node (records.record_key)."""
 
 MAX_CONFLICTS = 1024
 AGE_UNIT = 255
@@ -70,23 +79,32 @@ class Change:
 class Entry:
     """A record and what is known of it here."""
 
-    __slots__ = ("born_s", "known_s", "place", "prefixes", "record", "seen_s", "source")
+    __slots__ = ("born_s", "known_s", "life_s", "place", "prefixes", "record", "seen_s", "source")
 
-    def __init__(
-        self, record: Record, known_s: float, seen_s: float, born_s: float, source: NodeId | None, place: int
-    ) -> None:
-        self.record = record
+    def __init__(self, known_s: float, source: NodeId | None, place: int) -> None:
         self.known_s = known_s
         """When the node was first seen, without a gap since."""
-        self.seen_s = seen_s
-        """When this version was first seen."""
-        self.born_s = born_s
-        """When it was issued, by the least age that anybody told; never after `seen_s`."""
         self.source = source
         """The peer that brought the node's first record; None: ourselves."""
         self.place = place
         """Where the key stands in the table's list."""
-        self.prefixes: tuple[str, ...] = ()
+
+    def take(
+        self, record: Record, seen_s: float, born_s: float, life_s: float, prefixes: tuple[str, ...]
+    ) -> None:
+        """The first record, or another in its place."""
+        self.record = record
+        self.seen_s = seen_s
+        """When this version was first seen."""
+        self.born_s = born_s
+        """When it was issued, by the least age that anybody told; never after `seen_s`."""
+        self.life_s = life_s
+        self.prefixes = prefixes
+
+    @property
+    def end_s(self) -> float:
+        """When the record has lived its time."""
+        return self.born_s + self.life_s
 
 
 class RecordTable:
@@ -99,7 +117,7 @@ class RecordTable:
         self._rng = rng
         self._entries: dict[Key, Entry] = {}
         self._keys: list[Key] = []
-        self._ids: dict[bytes, Key] = {}
+        self._ids: dict[bytes, Entry] = {}
         self._gone: dict[Key, tuple[Version, float]] = {}
         self._passed: dict[bytes, None] = {}
         self._by_source: Counter[NodeId] = Counter()
@@ -130,18 +148,18 @@ class RecordTable:
 
     def get(self, node_id: NodeId) -> NodeRecord | None:
         """The node's record, also one that says that it leaves."""
-        entry = self._entries.get((node_id, NODE))
+        entry = self._entries.get(record_key(node_id, NODE))
         return entry.record if entry is not None and isinstance(entry.record, NodeRecord) else None
 
     def demand(self, node_id: NodeId) -> DemandRecord | None:
         """The node's demand."""
-        entry = self._entries.get((node_id, DEMAND))
+        entry = self._entries.get(record_key(node_id, DEMAND))
         return entry.record if entry is not None and isinstance(entry.record, DemandRecord) else None
 
     def by_id(self, record_id: bytes) -> Record | None:
         """The record with this id, if it is the one we keep."""
-        key = self._ids.get(record_id)
-        return None if key is None else self._entries[key].record
+        entry = self._ids.get(record_id)
+        return None if entry is None else entry.record
 
     def records(self) -> Iterator[Record]:
         """All records, also of nodes that leave."""
@@ -151,10 +169,6 @@ class RecordTable:
         """Ids of all records, in no order."""
         return list(self._ids)
 
-    def knows(self, record_id: bytes) -> bool:
-        """Whether the record is here, or was and is not wanted again."""
-        return record_id in self._ids or record_id in self._passed
-
     @property
     def conflicts(self) -> dict[NodeId, int]:
         """Nodes that signed two records with one version, and how often that was seen; the last 1,024."""
@@ -162,7 +176,7 @@ class RecordTable:
 
     def first_known_s(self, node_id: NodeId) -> float | None:
         """Since when the node is known without a gap, by our monotonic clock."""
-        entry = self._entries.get((node_id, NODE))
+        entry = self._entries.get(record_key(node_id, NODE))
         return None if entry is None else entry.known_s
 
     def take_changes(self) -> list[Change]:
@@ -174,20 +188,27 @@ class RecordTable:
     # -- ages
 
     def age(self, record_id: bytes, now_s: float) -> int:
-        """Age of a record that we keep, in 255ths of its life, rounded up: what the next node is told."""
-        entry = self._entries[self._ids[record_id]]
-        share = (now_s - entry.born_s) / self._life_s(entry.record)
-        return min(AGE_UNIT, max(0, math.ceil(share * AGE_UNIT)))
+        """Age of a record in 255ths of its life, rounded up: what others are told. AGE_UNIT if it is at its end or not
+        here."""
+        entry = self._ids.get(record_id)
+        if entry is None:
+            return AGE_UNIT
+        age = math.ceil((now_s - entry.born_s) / entry.life_s * AGE_UNIT)
+        return age if 0 <= age < AGE_UNIT else AGE_UNIT if age > 0 else 0
 
-    def hear_age(self, record_id: bytes, age: int, now_s: float) -> None:
-        """Somebody says how old a record is. The youngest age told counts, so that nobody can end another's record; it
-        was never issued after we first saw it, so that nobody can prolong one."""
-        key = self._ids.get(record_id)
-        if key is None:
-            return
-        entry = self._entries[key]
-        born_s = now_s - age / AGE_UNIT * self._life_s(entry.record)
-        entry.born_s = min(entry.seen_s, max(entry.born_s, born_s))
+    def hear(self, record_id: bytes, age: int, now_s: float) -> bool:
+        """Somebody says that there is this record, and how old it is. True if we have it, or want it no more.
+
+        The youngest age told counts, so that nobody can end another's record; it was never issued after we first saw
+        it, so that nobody can prolong one.
+        """
+        entry = self._ids.get(record_id)
+        if entry is None:
+            return record_id in self._passed
+        born_s = now_s - age / AGE_UNIT * entry.life_s
+        if born_s > entry.born_s:
+            entry.born_s = min(entry.seen_s, born_s)
+        return True
 
     # -- merging
 
@@ -213,7 +234,7 @@ class RecordTable:
         if verdict.outcome is Outcome.CONFLICT:
             self._note_conflict(record.node_id)
         if verdict.outcome is Outcome.SAME:
-            self.hear_age(record.id, age, now_s)
+            self.hear(record.id, age, now_s)
         elif verdict.changed:
             return self._put(record, now_s, source, age, verdict)
         else:
@@ -224,7 +245,7 @@ class RecordTable:
         """Drop what has lived its time; `take_changes` tells. Cheap while nothing is due."""
         if now_s < self._next_expiry_s:
             return
-        due = [key for key, entry in self._entries.items() if self._end_s(entry) <= now_s]
+        due = [key for key, entry in self._entries.items() if entry.end_s <= now_s]
         for key in due:
             entry = self._entries[key]
             self._remember_gone(entry.record, now_s)
@@ -232,7 +253,7 @@ class RecordTable:
         for key in [key for key, (_, until_s) in self._gone.items() if until_s <= now_s]:
             del self._gone[key]
         self._next_expiry_s = min(
-            min((self._end_s(entry) for entry in self._entries.values()), default=math.inf),
+            min((entry.end_s for entry in self._entries.values()), default=math.inf),
             min((until_s for _, until_s in self._gone.values()), default=math.inf),
         )
         self._next_expiry_s = max(self._next_expiry_s, now_s + 1.0)
@@ -261,9 +282,6 @@ class RecordTable:
     def _life_s(self, record: Envelope) -> float:
         return min(record.ttl_s, self._config.max_ttl_s)
 
-    def _end_s(self, entry: Entry) -> float:
-        return entry.born_s + self._life_s(entry.record)
-
     def _put(
         self, record: Record, now_s: float, source: NodeId | None, age: int, verdict: Verdict
     ) -> Verdict:
@@ -278,21 +296,20 @@ class RecordTable:
             return Verdict(Outcome.REFUSED, reason=reason)
         entry = self._entries.get(record.key)
         if entry is None:
-            entry = Entry(record, now_s, now_s, born_s, source, len(self._keys))
+            entry = Entry(now_s, source, len(self._keys))
             self._entries[record.key] = entry
             self._keys.append(record.key)
             if source is not None:
                 self._by_source[source] += 1
         else:
             self._forget_record(entry)
-            entry.record, entry.seen_s, entry.born_s = record, now_s, born_s
-        entry.prefixes = prefixes
+        entry.take(record, now_s, born_s, life_s, prefixes)
         for prefix in prefixes:
             self._by_prefix.setdefault(prefix, []).append(record.key)
-        self._ids[record.id] = record.key
+        self._ids[record.id] = entry
         self._gone.pop(record.key, None)
         self._next_expiry_s = min(self._next_expiry_s, born_s + life_s)
-        self._changes[record.key] = Change(*record.key, None if record.leaving else record)
+        self._changes[record.key] = Change(record.node_id, record.kind, None if record.leaving else record)
         return verdict
 
     def _make_room(self, key: Key, prefixes: tuple[str, ...], source: NodeId | None) -> str:
@@ -323,7 +340,8 @@ class RecordTable:
         for _ in range(8 * config.eviction_sample):
             key = group[self._rng.randrange(len(group))]
             entry = self._entries[key]
-            if key == but or key[0] in self._pinned or (source is not None and entry.source != source):
+            pinned = entry.record.node_id in self._pinned
+            if key == but or pinned or (source is not None and entry.source != source):
                 continue
             if youngest is None or entry.known_s > youngest.known_s:
                 youngest = entry
@@ -347,12 +365,12 @@ class RecordTable:
             self._by_source[entry.source] -= 1
             if not self._by_source[entry.source]:
                 del self._by_source[entry.source]
-        self._changes[key] = Change(*key, None)
+        self._changes[key] = Change(entry.record.node_id, entry.record.kind, None)
 
     def _forget_record(self, entry: Entry) -> None:
         """The entry's record is replaced or removed."""
         key = entry.record.key
-        del self._ids[entry.record.id]
+        self._ids.pop(entry.record.id, None)
         self._pass(entry.record.id)
         for prefix in entry.prefixes:
             group = self._by_prefix[prefix]
@@ -389,12 +407,14 @@ def _compare(envelope: Envelope, ours: Envelope) -> Verdict:
 
 def prefixes_of(record: Record) -> tuple[str, ...]:
     """What the addresses of a record are counted by: IPv4 /24 and IPv6 /48, names and loopback not at all."""
-    if not isinstance(record, NodeRecord):
-        return ()
-    return tuple(sorted({prefix for text in record.state.addresses if (prefix := prefix_of(text))}))
+    return _prefixes(record.state.addresses) if isinstance(record, NodeRecord) else ()
 
 
 @lru_cache(maxsize=4096)
+def _prefixes(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({prefix for text in addresses if (prefix := prefix_of(text))}))
+
+
 def prefix_of(address: str) -> str:
     """`203.0.113.9:7000` -> `203.0.113.0/24`, `[2001:db8::1]:7000` -> `2001:db8::/48`; "" for a name or loopback."""
     host = address.rpartition(":")[0].strip("[]")
