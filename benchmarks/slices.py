@@ -172,7 +172,8 @@ async def measure(port: int, manifest: Manifest, item: ExpertRange, folder: Path
         links = BulkLinks(TcpTransport(), endpoint(2), lambda _: address, CONFIG)
         await nursery.start(links.run)
         peer: Peer = await nursery.start(partial(dial, TcpTransport(), address, endpoint(2), handlers={}))
-        into["stream_mb"].append(await stream(peer, manifest, item.layer))
+        bulk = await links.link(peer)
+        into["stream_mb"].append(await stream(bulk, manifest, item.layer))
         await fetch_round(peer, links, manifest, item, folder, into)
         nursery.cancel_scope.cancel()
 

@@ -40,6 +40,8 @@ class WireConfig:
     max_write_bytes: int = 256 * KIB
     receive_bytes: int = 256 * KIB
     """Largest read from a socket."""
+    bulk_step_bytes: int = 64 * KIB
+    """Largest read and write on a connection of class BULK: rows on other connections wait for one (50 us)."""
     min_progress_bytes_per_s: int = 16 * KIB
     """A connection that is slower than this, over two ping intervals in the middle of one message, is closed."""
     max_held_bytes: int = 64 * MIB
@@ -204,6 +206,12 @@ class ContactConfig:
     simultaneous_s: float = 10.0
     """Two nodes that dialled each other within so long keep the dial of the lower id; later, the newer one counts. As
     long as a handshake may take."""
+    max_backbones: int = 16
+    """Backbones of its model that a worker stays connected with."""
+    neighbours: int = 8
+    """Other nodes that a node stays connected with, for gossip and for slices."""
+    choose_interval_s: float = 5.0
+    """They are chosen anew at most this often."""
     report_dials: int = 8
     """Up to so many nodes to dial, each dial and each pause is reported; with more, the pauses of one every
     report_interval_s, while nobody is connected."""
@@ -260,6 +268,11 @@ class StoreConfig:
     """The same for a source of unknown speed: what a kill in the first moments costs."""
     window_round_trips: float = 2.0
     """Blocks under way: what a source's speed brings in so many round trips of one block, and one more."""
+    rows_recent_s: float = 0.25
+    """While rows travelled with one of the sources so recently (a decode step and its compute), blocks come one at a
+    time, and ..."""
+    rest_share: float = 1.0
+    """... a source is left in peace for so many times as long as its last block took: half of the path is free."""
     max_flight_bytes: int = 8 * MIB
     """Memory of the blocks, of all sources, that were asked for and are not on disk yet."""
     takeover_s: float = 1.0
@@ -319,7 +332,10 @@ class MarketConfig:
     """A claim is downloaded when it was published for settle_hop_s * (1 + log8(nodes)) and nobody is before it: as long
     as gossip takes to reach everybody (a hop a second over 8 neighbours, half a second to spare)."""
     better: float = 1.25
-    """Another run must be so much scarcer before a claim or a surplus replica is given up for it."""
+    """Another run must be so much scarcer before a claim is given up for it."""
+    exchange_better: float = 1.6
+    """The same before a replica that is served is given up: 24 MB are downloaded again for it. With equal demand the
+    sixth replica is not worth a fourth one elsewhere, but a third one."""
     claim_lapse_s: float = 300.0
     """How long a claim counts half a replica: 24 MB at 0.64 Mbit/s. A slower download goes on, but counts nothing."""
     first_news_s: float = 2.5
@@ -345,6 +361,10 @@ class MarketConfig:
     """Nodes of one such site that count at all."""
     max_unmet: float = 0.9
     """Most of an expert's replicas that backbones can talk away: liars among them draw at most 10 times the target."""
+    count_every_pass: int = 4
+    """A backbone counts the choices of one pass in so many."""
+    demand_interval_s: float = 30.0
+    """A backbone tells its demand at most this often."""
     demand_half_life_s: float = 600.0
     unmet_half_life_s: float = 60.0
     """A hole that was filled is forgotten after a few minutes."""

@@ -8,6 +8,7 @@ for its reply (reply_room.py); what it raises ends that request.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -84,6 +85,8 @@ class Peer:
         self.settings: Settings = opened.settings
         self.remote = remote
         """Where the connection comes from or goes to, for people."""
+        self.rows_at_s = -math.inf
+        """When the last request of class DECODE was made, either way: whoever sends slices makes room for rows."""
         self._stream = stream
         self._connection = stream.connection
         self._handlers = handlers
@@ -106,6 +109,11 @@ class Peer:
     def connection_class(self) -> ConnectionClass:
         """What the connection is for."""
         return self._connection.connection_class or ConnectionClass.LATENCY
+
+    @property
+    def local_host(self) -> str | None:
+        """Our own address as this connection uses it; None where the transport knows none."""
+        return self._stream.local_host
 
     @property
     def rtt_s(self) -> float | None:
@@ -140,6 +148,8 @@ class Peer:
         if not self._stream.has_room():
             return None
         request_id = self._connection.send_request(message, flat_parts(body), traffic_class)
+        if (message.traffic_class if traffic_class is None else traffic_class) is TrafficClass.DECODE:
+            self.rows_at_s = trio.current_time()
         self._waiting[request_id] = waiter = _Waiter()
         self._stream.wake()
         return Asked(self, request_id, waiter)
@@ -214,6 +224,8 @@ class Peer:
                 raise AssertionError(f"{event} is not for a peer")
 
     def _on_request(self, event: RequestReceived, nursery: trio.Nursery) -> None:
+        if event.traffic_class is TrafficClass.DECODE:
+            self.rows_at_s = trio.current_time()
         handler = self._handlers.get(type(event.message))
         held_bytes = self._held_bytes
         if handler is None:

@@ -15,6 +15,7 @@ import trio
 from swarmnode.config import WireConfig
 from swarmnode.errors import ConnectionLostError, HandshakeError, ProtocolError
 from swarmnode.wire.connection import Connection
+from swarmnode.wire.constants import ConnectionClass
 from swarmnode.wire.events import Ended, Event, Opened, PongReceived
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ class SecureStream:
         self.connection = connection
         self._stream = stream
         self._send_now: Callable[[bytes | bytearray], int] | None = getattr(stream, "send_now", None)
+        self.local_host: str | None = getattr(stream, "local_host", None)
+        """Our own address, if the stream knows it (net.tcp)."""
         self._unsent: memoryview | None = None
         """The rest of what `_send_at_once` could not hand over; the writer sends it first."""
         self._is_writer_idle = False
@@ -38,6 +41,8 @@ class SecureStream:
         self._room_lot = trio.lowlevel.ParkingLot()
         self._write_scope = trio.CancelScope()
         self._write_bytes = config.chunk_bytes
+        self._max_write_bytes = config.max_write_bytes
+        self._max_read_bytes = config.receive_bytes
         self._received_bytes = 0
         self._received_at_s = 0.0
         self._ping_nonce = 0
@@ -158,6 +163,8 @@ class SecureStream:
 
     async def _read(self, on_event: Callable[[Event], None]) -> None:
         self._received_at_s = trio.current_time()
+        if self.connection.connection_class is ConnectionClass.BULK:
+            self._max_write_bytes = self._max_read_bytes = self._config.bulk_step_bytes
         if self._deliver(self._early, on_event):
             return
         self._early = []
@@ -168,9 +175,7 @@ class SecureStream:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 data = b""
             # A large buffer costs 15 us to allocate, so it is only asked for while it is filled.
-            receive_bytes = (
-                self._config.receive_bytes if len(data) == receive_bytes else self._config.chunk_bytes
-            )
+            receive_bytes = self._max_read_bytes if len(data) == receive_bytes else self._config.chunk_bytes
             self._received_at_s = trio.current_time()
             self._received_bytes += len(data)
             events = self.connection.receive_data(data) if data else self.connection.receive_eof()
@@ -255,7 +260,7 @@ class SecureStream:
     def _adapt(self, spent_s: float) -> None:
         """Longer writes while they drain at once, shorter ones when they do not (WireConfig.fast_write_s)."""
         if spent_s < self._config.fast_write_s:
-            self._write_bytes = min(2 * self._write_bytes, self._config.max_write_bytes)
+            self._write_bytes = min(2 * self._write_bytes, self._max_write_bytes)
         elif spent_s > 4 * self._config.fast_write_s:
             self._write_bytes = max(self._write_bytes // 2, self._config.chunk_bytes)
 

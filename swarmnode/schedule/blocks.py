@@ -69,6 +69,8 @@ class _Source(Generic[B]):
     """When each block that is under way was asked for."""
     arrived_s: float = -math.inf
     paused_until_s: float = -math.inf
+    rests_until_s: float = -math.inf
+    """Only while rows travel: as long as its last block took, times `rest_share`."""
 
 
 class BlockScheduler(Generic[B]):
@@ -79,6 +81,8 @@ class BlockScheduler(Generic[B]):
         self._may_ask = may_ask
         self._wanted: deque[B] = deque()
         self._sources: dict[NodeId, _Source[B]] = {}
+        self.is_gentle = False
+        """Rows travel: one block a source, and pauses, so that they find the path and the processor free."""
         self._n_holders: dict[B, int] = {}
         """Sources that were asked for a block and have not answered."""
 
@@ -138,6 +142,7 @@ class BlockScheduler(Generic[B]):
         asked_s = source.asked_s.pop(block)
         since_s = now_s - max(asked_s, source.arrived_s)
         source.arrived_s = now_s
+        source.rests_until_s = now_s + self._config.rest_share * since_s
         source.standing.arrived(n_bytes, now_s - asked_s, since_s)
         del self._n_holders[block]
         others = [other for other in self._sources.values() if block in other.asked_s]
@@ -164,8 +169,14 @@ class BlockScheduler(Generic[B]):
 
     def wake_s(self, now_s: float) -> float:
         """When to look again although nothing has come: a deadline, or a block that another source might take over."""
-        tick_s = now_s + self._config.takeover_s / 2 if self._sources else math.inf
-        return min(tick_s, *(until_s for _, until_s in self._deadlines()), math.inf)
+        times_s = [until_s for _, until_s in self._deadlines()]
+        if self._sources:
+            times_s.append(now_s + self._config.takeover_s / 2)
+        if self.is_gentle and self._wanted:
+            times_s += [
+                source.rests_until_s for source in self._sources.values() if source.rests_until_s > now_s
+            ]
+        return min(times_s, default=math.inf)
 
     def _deadlines(self) -> Iterator[tuple[NodeId, float]]:
         for node, source in self._sources.items():
@@ -175,6 +186,8 @@ class BlockScheduler(Generic[B]):
                 yield node, since_s + self._config.block_timeout_s
 
     def _has_room(self, source: _Source[B], now_s: float) -> bool:
+        if self.is_gentle:
+            return max(source.paused_until_s, source.rests_until_s) <= now_s and not source.asked_s
         return source.paused_until_s <= now_s and len(source.asked_s) < source.standing.window(self._config)
 
     def _choose_wanted(self, source: _Source[B], now_s: float) -> B | None:

@@ -178,6 +178,11 @@ class BulkSource:
         """Who it is."""
         return self.peer.node_id
 
+    @property
+    def rows_at_s(self) -> float:
+        """As `Peer.rows_at_s`."""
+        return self.peer.rows_at_s
+
     async def request(self, message: Message) -> tuple[Message, memoryview]:
         """As `Peer.request`. What was asked on a bulk connection that broke is asked again on the other one."""
         link = await self._links.link(self.peer)

@@ -41,6 +41,11 @@ class Source(Protocol):
         """Who it is; a source that comes back under the same id is the same one."""
         ...
 
+    @property
+    def rows_at_s(self) -> float:
+        """When rows were last asked for, either way, on the connection with this node; -inf: never."""
+        ...
+
     async def request(self, message: Message) -> tuple[Message, memoryview]:
         """As `Peer.request`."""
         ...
@@ -215,6 +220,8 @@ class _RangeFetch:
 
     def _ask(self, nursery: trio.Nursery) -> None:
         """Ask whom there is room to ask."""
+        recent_s = trio.current_time() - self._config.rows_recent_s
+        self._scheduler.is_gentle = any(source.rows_at_s > recent_s for source in self._sources.values())
         most_held = max(1, self._config.max_flight_bytes // self._config.block_bytes)
         while self._n_held < most_held:
             choice = self._scheduler.next(trio.current_time())

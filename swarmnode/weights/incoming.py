@@ -78,6 +78,15 @@ class Incoming:
         self._delete(path)
         return False
 
+    def check(self, item: ExpertRange) -> None:
+        """ModelFileError unless every slab of the range is whole and its hash was seen to be right."""
+        if not self._manifest.holds(item):
+            return  # whoever wants to write it says so
+        for expert in item.experts:
+            for kind in self._manifest.layers[item.layer].layout.kinds:
+                if not self.has((item.layer, expert, kind)):
+                    raise ModelFileError(f"layer {item.layer}, expert {expert}, {kind} was not added")
+
     def missing(self, key: SlabKey, block_bytes: int) -> tuple[int, ...]:
         """Offsets of the blocks of `block_bytes` that are not here. All here is not yet right: `seal` says that."""
         n_bytes = self._n_bytes(key)

@@ -81,7 +81,8 @@ class SliceStore:
         """
         path = self.folder / shard_name(item)
         try:
-            write_shard(path, self.incoming, self._manifest, (item,))
+            self.incoming.check(item)
+            write_shard(path, self.incoming, self._manifest, (item,), check=False)
         except ModelFileError as error:
             raise StoreError(f"{self.folder}: {item} cannot be committed: {error}") from error
         shard = self._read_back(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
@@ -26,6 +27,7 @@ class FakePeer:
     def __init__(self, source: Backbone, seed: int = 0) -> None:
         self.node_id = NodeKey.from_seed(bytes([seed] * 32)).node_id
         self.source = source
+        self.rows_at_s = -math.inf
         self.n_asked = 0
         self.sent_bytes = 0
         self.at_once = self.most_at_once = 0

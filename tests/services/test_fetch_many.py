@@ -130,6 +130,27 @@ async def test_a_node_that_reconnects_is_a_source_again(source: Source, store: S
     assert before.sent_bytes + after.sent_bytes == TOTAL_BYTES
 
 
+async def test_rows_find_half_of_the_path_free(source: Source, store: SliceStore) -> None:
+    """While rows travel with one of the sources, all give one block at a time, with pauses in between."""
+    peers = [FakePeer(source, seed) for seed in range(2)]
+    busy_s = 0.0
+
+    async def answer(number: int, message: SliceGet) -> Reply:
+        nonlocal busy_s
+        peers[0].rows_at_s = trio.current_time()
+        busy_s += 0.05
+        await trio.sleep(0.05)
+        return await peers[0].honest(number, message)
+
+    for peer in peers:
+        peer.answer = answer
+    started_s = peers[0].rows_at_s = trio.current_time()
+    await fetcher(peers, source.manifest, store).fetch(RANGE)
+    check_held(store, source)
+    assert [peer.most_at_once for peer in peers] == [1, 1]
+    assert busy_s / 2 < 0.55 * (trio.current_time() - started_s)
+
+
 async def test_without_any_source(source: Source, store: SliceStore) -> None:
     with pytest.raises(ConnectionLostError, match="no node to fetch layer 1, experts 0:8 from"):
         await fetcher([], source.manifest, store).fetch(RANGE)

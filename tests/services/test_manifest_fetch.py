@@ -23,6 +23,7 @@ class Holder:
         self.node_id = NodeKey.from_seed(bytes([seed] * 32)).node_id
         self.answer = answer
         self.n_asked = 0
+        self.rows_at_s = 0.0
 
     async def request(self, message: Message) -> tuple[Message, memoryview]:
         assert isinstance(message, ManifestGet)
