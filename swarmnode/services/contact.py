@@ -62,7 +62,7 @@ class Contacts:
         )
         self._connections.subscribe(self._connection_changed)
         self._plan = DialPlan(own, config, rng)
-        self._scopes: dict[NodeId, trio.CancelScope] = {}
+        self._scopes: dict[Target, trio.CancelScope] = {}
         """Of dials that are under way."""
         self._changed = trio.Event()
         self._reported_s = float("-inf")
@@ -80,14 +80,12 @@ class Contacts:
     def set_wanted(self, addresses: Iterable[PeerAddress]) -> None:
         """Dial these whatever else is connected, in place of those wanted before (which stay connected if they are)."""
         self._plan.replace(addresses, Source.WANTED)
-        self._changed.set()
+        self._give_up_removed()
 
     def remove(self, node_ids: Iterable[NodeId]) -> None:
         """Do not dial these any more. A connection that is open stays."""
-        node_ids = tuple(node_ids)
         self._plan.remove(node_ids)
-        for node_id in node_ids:
-            self._give_up(node_id)
+        self._give_up_removed()
 
     async def run(self, addresses: Iterable[PeerAddress] = ()) -> None:
         """Keep contact until cancelled, with these nodes and with those added."""
@@ -98,9 +96,9 @@ class Contacts:
                 now_s = trio.current_time()
                 step = self._plan.step(now_s, self._connections.connected)
                 for target in step.abandon:
-                    self._give_up(target.node_id)
+                    self._give_up(target)
                 for target in step.start:
-                    self._scopes[target.node_id] = scope = trio.CancelScope()
+                    self._scopes[target] = scope = trio.CancelScope()
                     nursery.start_soon(self._contact, target, scope)
                 with trio.move_on_at(self._plan.wake_s(now_s)):
                     await self._changed.wait()
@@ -108,13 +106,19 @@ class Contacts:
     def _connection_changed(self, peer: Peer, is_connected: bool) -> None:
         """A dial that loses against this connection (see Connections) is given up; one that wins goes on."""
         if is_connected and peer.node_id < self._endpoint.credentials.node_id:
-            self._give_up(peer.node_id)
+            self._give_up(self._plan.get(peer.node_id))
         self._changed.set()
 
-    def _give_up(self, node_id: NodeId) -> None:
-        scope = self._scopes.get(node_id)
-        if scope is not None:
-            scope.cancel()
+    def _give_up(self, target: Target | None) -> None:
+        if target in self._scopes:
+            self._scopes[target].cancel()
+
+    def _give_up_removed(self) -> None:
+        """Dials to nodes that are no longer on the plan."""
+        for target in self._scopes:
+            if self._plan.get(target.node_id) is not target:
+                self._give_up(target)
+        self._changed.set()
 
     async def _contact(self, target: Target, scope: trio.CancelScope) -> None:
         """One dial, and the connection that comes of it."""
@@ -123,7 +127,7 @@ class Contacts:
                 await self._dial(target)
                 return
         finally:
-            self._scopes.pop(target.node_id, None)
+            self._scopes.pop(target, None)
             self._changed.set()
         self._plan.postpone(target, trio.current_time())
 
@@ -153,7 +157,7 @@ class Contacts:
                 if isinstance(failure, WrongNodeError):
                     self._plan.reached_another(target, place)
         self._plan.opened(target, address)
-        del self._scopes[target.node_id]  # what is open is not given up
+        del self._scopes[target]  # what is open is not given up
         await self._attend(target, address, peer)
 
     async def _attend(self, target: Target, address: PeerAddress, peer: Peer) -> None:

@@ -12,7 +12,7 @@ from swarmnode.errors import UsageError
 from swarmnode.services.lan import ID_FIELD, SERVICE_TYPE, LanService
 
 if TYPE_CHECKING:
-    from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
+    from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class ZeroconfBackend:
         self._timeout_ms = int(1000 * config.resolve_timeout_s)
         self._interfaces = interfaces
         self._zeroconf: Zeroconf | None = None
+        self._browser: ServiceBrowser | None = None
 
     def start(self, own: LanService | None, on_seen: Callable[[LanService], None]) -> None:
         """See LanBackend."""
@@ -40,13 +41,16 @@ class ZeroconfBackend:
         self._zeroconf = zeroconf
         if own is not None:
             zeroconf.register_service(_info(own), cooperating_responders=False)
-        ServiceBrowser(zeroconf, SERVICE_TYPE, handlers=[_reader(on_seen, self._timeout_ms)])
+        self._browser = ServiceBrowser(zeroconf, SERVICE_TYPE, handlers=[_reader(on_seen, self._timeout_ms)])
 
     def close(self) -> None:
         """See LanBackend."""
-        if self._zeroconf is not None:
-            self._zeroconf.close()  # also withdraws and joins its threads
-            self._zeroconf = None
+        browser, self._browser = self._browser, None
+        zeroconf, self._zeroconf = self._zeroconf, None
+        if browser is not None:
+            browser.cancel()  # waits for its thread
+        if zeroconf is not None:
+            zeroconf.close()  # withdraws the announcement, too
 
 
 def hosts_of(listen_host: str) -> tuple[str, ...]:

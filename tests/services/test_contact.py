@@ -6,20 +6,23 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
-from swarmnode.config import ContactConfig
+from swarmnode.config import AddressBookConfig, ContactConfig
 from swarmnode.errors import BadReplyError, StoreError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.links import serve
 from swarmnode.net.peer import OnPeer, Peer
+from swarmnode.services.address_book import AddressBook, AddressBookKeeper, load_book
 from swarmnode.services.connections import Connections
 from swarmnode.services.contact import Contacts
 from swarmnode.services.dial_plan import Source
 from swarmnode.services.reports import Connecting, Waiting
+from swarmnode.services.runners import Inline
 from swarmnode.testing.memory_net import MemoryNetwork
 from tests.services.source import endpoint
 
@@ -413,3 +416,38 @@ async def test_a_dial_that_hangs_is_forgotten_when_the_node_has_dialled_us(is_hi
         assert me.contacts._scopes == {}
         assert me.log.waits == []
         assert me.is_connected_to(other)
+
+
+async def test_a_node_that_is_removed_and_added_again_in_the_middle_of_a_dial_is_dialled_anew() -> None:
+    async with nodes(2, latency_s=1.0) as (_, (me, other)):
+        me.start()
+        for _ in range(5):
+            me.contacts.set_wanted([other.address])
+            await trio.sleep(0.7)
+            me.contacts.set_wanted([])
+        assert me.contacts._scopes == {} or not me.is_connected_to(other)
+        me.contacts.set_wanted([other.address])
+        await until(lambda: me.is_connected_to(other))
+        await trio.sleep(100)
+        assert len(other.attended) == 1
+
+
+async def test_a_restarted_node_joins_through_a_peer_that_it_remembers(tmp_path: Path) -> None:
+    """The bootstrap node is gone; what is left of the last run is a file."""
+    path = tmp_path / "book"
+    config = AddressBookConfig()
+    async with nodes(4) as (network, (me, bootstrap, neighbour, newcomer)):
+        keeper = AddressBookKeeper(AddressBook(config), path, Inline(), trio.current_time)
+        me.contacts.add([bootstrap.address])
+        me.contacts.set_wanted([neighbour.address])
+        me.start()
+        await until(lambda: me.is_connected_to(bootstrap) and me.is_connected_to(neighbour))
+        for address in me.met:
+            keeper.met(address)
+        await keeper.save()
+        network.partition([newcomer.name], [bootstrap.name])
+        newcomer.contacts.add([bootstrap.address])
+        newcomer.contacts.add(load_book(path, config).to_dial(), Source.REMEMBERED)
+        newcomer.start()
+        started_s = trio.current_time()
+        assert await until(lambda: newcomer.is_connected_to(neighbour)) - started_s < 5
