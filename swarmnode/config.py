@@ -320,9 +320,9 @@ class MarketConfig:
     """A larger budget takes longer runs (doubled), so that it is filled in at most about so many steps."""
     sample_runs: int = 16
     """A decision looks at so many runs drawn by hash(node, epoch): more, and nodes that see the same want the same."""
-    sample_share: float = 2.0
-    """... or at this many times runs / nodes, if that is more: each run is then looked at by two nodes a round, and two
-    nodes alone see all of them."""
+    sample_share: float = 8.0
+    """... or at this many times runs / nodes that fetch, if that is more: a run is then looked at by about eight nodes
+    a round, few nodes look at all runs, and the last holes are found."""
     round_s: float = 5.0
     """Mean time between two decisions of a node, times 0.5 to 1.5 by hash: records are published no faster."""
     max_claims: int = 4

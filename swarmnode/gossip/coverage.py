@@ -134,6 +134,11 @@ class Coverage:
         return len(self._members)
 
     @property
+    def n_claiming(self) -> int:
+        """Nodes that fetch some of the model."""
+        return len(self._claimants)
+
+    @property
     def replicas(self) -> F32:
         """f32 [size]: trustworthy replicas of each expert. Not to be changed by the caller."""
         if self._replicas is None:
@@ -300,6 +305,11 @@ class MarketView:
     def n_nodes(self) -> int:
         """Nodes that serve or fetch some of the model, besides us."""
         return self._coverage.n_nodes
+
+    @property
+    def n_claiming(self) -> int:
+        """Nodes that fetch some of the model, besides us."""
+        return self._coverage.n_claiming
 
     @property
     def replicas(self) -> F32:

@@ -38,6 +38,8 @@ class View(Protocol):
     @property
     def n_nodes(self) -> int: ...
     @property
+    def n_claiming(self) -> int: ...
+    @property
     def replicas(self) -> F32: ...
     @property
     def demand(self) -> F32: ...
@@ -193,20 +195,20 @@ class Volunteer:
         jitter = 0.5 + share_of(self._node_id, self._epoch, "jitter")
         self._next_s = now_s + self._config.round_s * jitter
         self._avoided = {item: until_s for item, until_s in self._avoided.items() if until_s > now_s}
-        replicas, demand = view.replicas, view.demand
-        values = scarcity(replicas, demand, self._config)
-        decisions = self._settle(view, values, now_s)
+        decisions: list[Decision] = []
+        if self._entries:
+            decisions += self._settle(view, now_s)
         if not self.full:
-            decisions += self._claim(view, values, now_s)
+            decisions += self._claim(view, now_s)
         elif len(self._entries) < self._config.max_claims:
-            decisions += self._exchange(view, values, now_s)
+            decisions += self._exchange(view, now_s)
         return decisions
 
     def settle_s(self, n_nodes: int) -> float:
         """How long a claim must have been published before it becomes a download."""
         return self._config.settle_hop_s * (1.0 + math.log(n_nodes + 1, 8))
 
-    def _settle(self, view: View, values: F32, now_s: float) -> list[Decision]:
+    def _settle(self, view: View, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         wait_s = self.settle_s(view.n_nodes)
         for item, entry in sorted(self._entries.items(), key=lambda pair: (pair[1].since_s, pair[0])):
@@ -214,7 +216,7 @@ class Volunteer:
                 continue
             if entry.published_s + wait_s > now_s:
                 continue
-            if self._outbid(item, entry, view, values):
+            if self._outbid(item, entry, view):
                 self._remove(item)
                 decisions.append(Withdraw(item))
                 continue
@@ -227,11 +229,11 @@ class Volunteer:
                 decisions.append(Fetch(item))
         return decisions
 
-    def _outbid(self, item: ExpertRange, entry: _Entry, view: View, values: F32) -> bool:
+    def _outbid(self, item: ExpertRange, entry: _Entry, view: View) -> bool:
         """Whether, now that others' claims are known, something else is much scarcer."""
         demand = view.demand[self._shape.slice_of(item)]
         worth = float(scarcity(view.settled(item, entry.since_s), demand, self._config).mean())
-        others = self._pick(view, values, room_bytes=self._shape.range_bytes([item]), most=1)
+        others = self._pick(view, room_bytes=self._shape.range_bytes([item]), most=1)
         return bool(others) and others[0][0] > self._config.better * worth
 
     def _may_load(self, item: ExpertRange) -> bool:
@@ -239,16 +241,21 @@ class Volunteer:
         fits = self.occupied_bytes + self._shape.range_bytes([item]) <= self._budget_bytes
         return downloads < self._config.max_downloads and fits
 
-    def _claim(self, view: View, values: F32, now_s: float) -> list[Decision]:
+    def _claim(self, view: View, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         most = self._config.max_claims - len(self._entries)
-        for _, item in self._pick(view, values, self._left_bytes(), most):
+        for _, item in self._pick(view, self._left_bytes(), most):
             self._add(item, _Entry(now_s, _Stage.CLAIMED))
             decisions.append(Claim(item))
         return decisions
 
-    def _exchange(self, view: View, values: F32, now_s: float) -> list[Decision]:
-        """Claim something scarce instead of a run with replicas to spare, if it is our turn."""
+    def _exchange(self, view: View, now_s: float) -> list[Decision]:
+        """Claim something scarce instead of a run with replicas to spare, if it is our turn. Few have it at a time, so
+        they look at all runs.
+        """
+        drawn = share_of(self._node_id, self._epoch, "surplus")
+        if drawn >= self._config.max_surplus_share:
+            return []
         exists = self._shape.exists
         own = np.zeros(self._shape.size, np.float32)
         for item in self._serving:
@@ -256,7 +263,7 @@ class Volunteer:
         counts = view.replicas + own
         mean = float(counts[exists].mean())
         lacking = float(np.maximum(min(2.0, math.floor(mean)) - counts[exists], 0).sum())
-        if share_of(self._node_id, self._epoch, "surplus") >= self._turn(lacking, view.n_nodes + 1):
+        if drawn >= self._turn(lacking, view.n_nodes + 1):
             return []
         target = np.zeros(self._shape.size, np.float32)
         target[exists] = target_replicas(view.demand[exists], mean, self._config)
@@ -265,9 +272,9 @@ class Volunteer:
             return []
         worth, piece, ample = spare
         room = self._left_bytes() + self._shape.range_bytes([piece])
-        for value, item in self._pick(view, values, room, most=1):
+        for value, item in self._pick(view, room, most=1, n_sample=self._runs.count):
             lacks = float(view.replicas[self._shape.slice_of(item)].mean()) < 0.5
-            if value > self._config.better * worth and (ample or lacks):
+            if value > self._config.exchange_better * worth and (ample or lacks):
                 self._add(item, _Entry(now_s, _Stage.CLAIMED, instead_of=(piece,)))
                 return [Claim(item)]
         return []
@@ -292,16 +299,18 @@ class Volunteer:
             found.append((worth, item, ample))
         return min(found, default=None)
 
-    def _pick(self, view: View, values: F32, room_bytes: int, most: int) -> list[tuple[float, ExpertRange]]:
+    def _pick(
+        self, view: View, room_bytes: int, most: int, n_sample: int | None = None
+    ) -> list[tuple[float, ExpertRange]]:
         """The scarcest runs of this epoch's sample that fit together into `room_bytes`: (scarcity, range)."""
         order = order_of(self._node_id, self._epoch, self._runs.count)
-        n_sample = max(
-            self._config.sample_runs,
-            math.ceil(self._config.sample_share * self._runs.count / (view.n_nodes + 1)),
-        )
+        if n_sample is None:
+            share = math.ceil(self._config.sample_share * self._runs.count / (view.n_claiming + 1))
+            n_sample = max(self._config.sample_runs, share)
         free = ~self._taken
         for item in self._avoided:
             free[self._shape.slice_of(item)] = False
+        values = scarcity(view.replicas, view.demand, self._config)
         return self._runs.scarcest(values, free, order, n_sample, room_bytes, most)
 
     # ---- bookkeeping ----------------------------------------------------------------------------------------------

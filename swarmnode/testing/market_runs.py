@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from swarmnode.gossip.demand import Demand
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.testing.market_sim import Figures, MarketPlan, MarketSim, SimNode
-from swarmnode.weights.slices import ExpertRange
+from swarmnode.weights.slices import ExpertRange, merge_pairs
 
 SMALL_EXPERT_BYTES = 5_300_000
 LARGE_EXPERT_BYTES = 6_100_000
@@ -150,7 +150,7 @@ def with_liars(size: Size, plan: MarketPlan, share: float, kind: str, seconds: i
     `kind`: `alike` take part as everybody; `all` say they hold the whole model; `same` all say they hold one and the
     same tenth of it.
     """
-    sim = MarketSim(plan)
+    sim = MarketSim(replace(plan, max_rows=size.n_nodes))
     n_liars = round(size.n_nodes * share)
     honest, liars = size.budgets_bytes[n_liars:], size.budgets_bytes[:n_liars]
     sim.join(liars, lies=True, fixed=[_claims(size.shape, kind)] * n_liars if kind != "alike" else ())
@@ -164,3 +164,8 @@ def _claims(shape: MarketShape, kind: str) -> tuple[ExpertRange, ...]:
     if kind == "same":
         layers = layers[: max(1, len(layers) // 10)]
     return tuple(ExpertRange(layer, 0, shape.n_expert) for layer in layers)
+
+
+def ranges_of_flat(flat: npt.NDArray[np.int64], shape: MarketShape) -> tuple[ExpertRange, ...]:
+    """The fewest ranges of these flat numbers."""
+    return merge_pairs(divmod(int(number), shape.n_expert) for number in flat)

@@ -47,7 +47,7 @@ class MarketPlan:
     """Records are issued again after a third; so one of a crashed node stands for 400 to 600 s more."""
     sync_s: int = 60
     """After a healed partition a node's record is on the other side within so long."""
-    sketch_interval_s: int = 60
+    sketch_interval_s: int = 20
     n_backbones: int = 5
     max_rows: int = 0
     """Most nodes at a time; 0: as many as there are budgets in the first `join`."""
@@ -84,7 +84,9 @@ class SimNode:
     dirty: bool = False
     published_s: int = -1_000_000
     snapshots: list[_Snapshot] = field(default_factory=list)
-    downloads: dict[ExpertRange, int] = field(default_factory=dict)
+    downloads: dict[ExpertRange, float] = field(default_factory=dict)
+    link_free_s: float = 0.0
+    """When all downloads are done: they share the node's link."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,10 @@ class _RowView:
     @property
     def n_nodes(self) -> int:
         return int(self._sim.known[self._node.row])
+
+    @property
+    def n_claiming(self) -> int:
+        return int(self._sim.claiming[self._node.row])
 
     @property
     def replicas(self) -> F32:
@@ -144,10 +150,12 @@ class MarketSim:
         self.served = np.zeros(self.shape.size, np.int32)
         self.parted = False
         self._delay_values = np.array(list(plan.delays_s), np.int8)
-        self._delay_shares = np.array(list(plan.delays_s.values())) / sum(plan.delays_s.values())
+        thousandths = [round(1000 * share) for share in plan.delays_s.values()]
+        self._delay_table = np.repeat(self._delay_values, thousandths)
         self._arrivals: dict[int, list[tuple[int, int, Rows]]] = defaultdict(list)
         self._claimants: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self._row_of: list[int] = []
+        self._changes: dict[tuple[int, int, int], tuple[Rows, Rows, Rows, Rows]] = {}
+        """(node, old version, new version) -> experts (gone, come) of serving, and of fetching."""
         self._free_rows: list[int] = []
         self._reserve(plan.max_rows)
 
@@ -155,6 +163,7 @@ class MarketSim:
         self.serving = np.zeros((n_rows, self.shape.size), np.int16)
         self.fetching = np.zeros((n_rows, self.shape.size), np.int16)
         self.known = np.zeros(n_rows, np.int64)
+        self.claiming = np.zeros(n_rows, np.int64)
         self._seen = np.full((n_rows, 4 * n_rows), -1, np.int16)
         self._alive_rows = np.zeros(n_rows, np.bool_)
         self._sides = np.zeros(n_rows, np.int8)
@@ -287,8 +296,9 @@ class MarketSim:
                     self._count(node, item, -1)
                     node.volunteer.freed(item)
                 case Fetch(item):
-                    n_bytes = self.shape.range_bytes([item])
-                    node.downloads[item] = self.now_s + max(1, round(n_bytes / node.bytes_per_s))
+                    wait_s = self.shape.range_bytes([item]) / node.bytes_per_s
+                    node.link_free_s = max(node.link_free_s, self.now_s) + wait_s
+                    node.downloads[item] = node.link_free_s
                     self.n_downloaded += 0 if node.lies else item.count
 
     def _finish_downloads(self, node: SimNode) -> None:
@@ -307,7 +317,7 @@ class MarketSim:
     def _publish(self, node: SimNode, leaving: bool = False) -> None:
         version = len(node.snapshots)
         last = node.snapshots[-1] if node.snapshots else _EMPTY
-        delays = self.rng.choice(self._delay_values, len(self.known), p=self._delay_shares)
+        delays = self._delay_table[self.rng.integers(0, len(self._delay_table), len(self.known))]
         serving = () if leaving else (node.fixed or node.volunteer.serving)
         claims = {} if leaving else self._claims(node, last, version)
         node.snapshots.append(_Snapshot(self.now_s, self._flat(serving), self._flat(claims), claims, delays))
@@ -346,27 +356,47 @@ class MarketSim:
             return  # healed before it expired
         rows = rows[self._alive_rows[rows]]
         seen = self._seen[rows, number]
-        for old in np.unique(seen):
+        for old in {*seen.tolist()}:
             if old == version or (version >= 0 and old > version):
                 continue
-            self._apply(number, int(old), version, rows[seen == old])
+            self._apply(number, old, version, rows[seen == old])
 
     def _apply(self, number: int, old: int, new: int, rows: Rows) -> None:
-        snapshots = self.nodes[number].snapshots
-        before = snapshots[old] if old >= 0 else _EMPTY
-        after = snapshots[new] if new >= 0 else _EMPTY
-        _shift(self.serving, rows, before.serving, after.serving)
-        _shift(self.fetching, rows, before.fetching, after.fetching)
+        before, after = self._snapshot(number, old), self._snapshot(number, new)
+        key = (number, old, new)
+        if key not in self._changes:
+            if len(self._changes) >= 4096:
+                self._changes.clear()
+            self._changes[key] = (
+                *_difference(before.serving, after.serving),
+                *_difference(before.fetching, after.fetching),
+            )
+        gone, come, unclaimed, claimed = self._changes[key]
+        column = rows[:, None]
+        for counts, places, step in (
+            (self.serving, gone, -1),
+            (self.serving, come, 1),
+            (self.fetching, unclaimed, -1),
+            (self.fetching, claimed, 1),
+        ):
+            if len(places):
+                counts[column, places] += np.int16(step)
         self.known[rows] += int(_holds(after)) - int(_holds(before))
+        self.claiming[rows] += (len(after.fetching) > 0) - (len(before.fetching) > 0)
         self._seen[rows, number] = new
+
+    def _snapshot(self, number: int, version: int) -> _Snapshot:
+        return self.nodes[number].snapshots[version] if version >= 0 else _EMPTY
 
     def _copy_view(self, node: SimNode, contact: SimNode | None) -> None:
         row = node.row
         if contact is None:
-            self.serving[row], self.fetching[row], self.known[row], self._seen[row] = 0, 0, 0, -1
+            self.serving[row], self.fetching[row], self._seen[row] = 0, 0, -1
+            self.known[row], self.claiming[row] = 0, 0
             return
         self.serving[row], self.fetching[row] = self.serving[contact.row], self.fetching[contact.row]
         self.known[row], self._seen[row] = self.known[contact.row], self._seen[contact.row]
+        self.claiming[row] = self.claiming[contact.row]
         if contact.snapshots:
             self._apply(contact.number, -1, len(contact.snapshots) - 1, np.array([row]))
 
@@ -411,13 +441,10 @@ class MarketSim:
         return np.concatenate(parts) if parts else _NOTHING
 
 
-def _shift(counts: npt.NDArray[np.int16], rows: Rows, before: Rows, after: Rows) -> None:
-    gone = np.setdiff1d(before, after, assume_unique=True)
-    come = np.setdiff1d(after, before, assume_unique=True)
-    if len(gone):
-        counts[np.ix_(rows, gone)] -= 1
-    if len(come):
-        counts[np.ix_(rows, come)] += 1
+def _difference(before: Rows, after: Rows) -> tuple[Rows, Rows]:
+    """(gone, come)."""
+    old, new = {*before.tolist()}, {*after.tolist()}
+    return np.array(sorted(old - new), np.int64), np.array(sorted(new - old), np.int64)
 
 
 def _holds(snapshot: _Snapshot) -> bool:

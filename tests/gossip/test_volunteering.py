@@ -22,7 +22,7 @@ class FixedView:
 
     def __init__(self, shape: MarketShape, replicas: F32 | None = None, n_nodes: int = 20) -> None:
         self.shape = shape
-        self.n_nodes = n_nodes
+        self.n_nodes = self.n_claiming = n_nodes
         self.replicas = np.zeros(shape.size, np.float32) if replicas is None else replicas
         self.demand: F32 = shape.exists.astype(np.float32)
 
