@@ -169,6 +169,11 @@ class GossipCore:
         known.sync_s = now_s + self._config.first_sync_s * self._rng.random()
         self.table.pin(peer, True)
         self._upkeep_s = -math.inf
+        if (
+            self._view.scope != "all"
+        ):  # our own records need not be in our view, so comparing would not bring them
+            for record_id in self.table.ids_of(self.node_id):
+                self._note_pending(known, record_id, now_s)
 
     def disconnected(self, peer: NodeId, now_s: float) -> None:
         """The last connection to a peer closed."""
@@ -230,6 +235,7 @@ class GossipCore:
         elif isinstance(reply, Ok) and isinstance(sent.message, GossipLink):
             peer.linking = False
             peer.linked = peer.ours = sent.message.scope != "none"
+            self._tell_own(peer, now_s)
         elif isinstance(sent.message, GossipWant):
             self._release(peer, keep_offers=True)  # busy: it is asked again, as others may be
         else:
@@ -252,7 +258,7 @@ class GossipCore:
         if isinstance(message, GossipDigest):
             return self._answer_digest(peer, message, bytes(body), now_s)
         if isinstance(message, GossipLink):
-            return self._answer_link(peer, message), b""
+            return self._answer_link(peer, message, now_s), b""
         return Refused("unsupported", "no gossip", 0), b""
 
     # -- our own records
@@ -421,24 +427,28 @@ class GossipCore:
         if peer.comparing:
             return
         peer.comparing, peer.sync_s = True, math.inf
-        ids = self._ids_in(self._view)
+        ids = self._ids_in(self._view, self.node_id)
         n_buckets = anti_entropy.buckets_for(len(ids), self._config.bucket_records)
         salt = self._rng.randbytes(c.GOSSIP_SALT_BYTES)
         view = self._view
         message = GossipDigest(salt, view.scope, view.roles, view.models, view.layers)
         self._send(peer, message, anti_entropy.digest(anti_entropy.in_buckets(ids, n_buckets), salt))
 
-    def _ids_in(self, view: View) -> list[bytes]:
+    def _ids_in(self, view: View, asker: NodeId) -> list[bytes]:
+        """What is compared: records of the view, and those of the asker itself, which everybody has to hear of."""
         if view.scope == "all":
             return self.table.ids()
-        return [record.id for record in self.table.records() if view.matches(record)]
+        return [r.id for r in self.table.records() if view.matches(r) or r.node_id == asker]
 
     def _answer_digest(
         self, peer: Peer, message: GossipDigest, body: bytes, now_s: float
     ) -> tuple[Message, bytes]:
         message.check_body_untrusted(len(body))
+        view = View.of(message)
+        if self._view not in (ALL, view):  # the asker would push what we do not want
+            return GossipDifferences(0), b""
         n_buckets = len(body) // c.GOSSIP_ID_BYTES
-        buckets = anti_entropy.in_buckets(self._ids_in(View.of(message)), n_buckets)
+        buckets = anti_entropy.in_buckets(self._ids_in(view, peer.node_id), n_buckets)
         numbers = anti_entropy.differing(buckets, body, message.salt)
         if not numbers:
             peer.sync_s = math.inf  # compared just now
@@ -457,7 +467,7 @@ class GossipCore:
         theirs = bodies.read_buckets_untrusted(body, n_buckets)
         if not theirs:
             return
-        ours = anti_entropy.in_buckets(self._ids_in(self._view), n_buckets)
+        ours = anti_entropy.in_buckets(self._ids_in(self._view, self.node_id), n_buckets)
         n_lacking = 0
         for bucket, offers in theirs.items():
             lacking = set(ours[bucket]).difference([record_id for record_id, _ in offers])
@@ -485,16 +495,22 @@ class GossipCore:
         view = self._view
         self._send(peer, GossipLink(view.scope, view.roles, view.models, view.layers))
 
-    def _answer_link(self, peer: Peer, message: GossipLink) -> Message:
+    def _answer_link(self, peer: Peer, message: GossipLink, now_s: float) -> Message:
         if message.scope == "none":
             peer.linked = peer.ours = False
             return Ok()
-        was_linked = peer.linked
+        if self._view.scope != "all" and not peer.linked:  # we ask for links ourselves, and say what we want
+            return Refused("not_allowed", "a node with a view of its own", 0)
         if not self._overlay.accept(peer, View.of(message)):
             return Refused("busy", "enough neighbours", int(1000 * self._config.link_retry_s))
-        if not was_linked and self._view.scope != "all" and not peer.linking:
-            self._link(peer)  # so that it tells us only what we want
+        self._tell_own(peer, now_s)
         return Ok()
+
+    def _tell_own(self, peer: Peer, now_s: float) -> None:
+        """A new neighbour may have missed what we issued before the link."""
+        if peer.linked:
+            for record_id in self.table.ids_of(self.node_id):
+                self._note_pending(peer, record_id, now_s)
 
 
 def _work_of(message: Message, body_bytes: int) -> float:

@@ -169,6 +169,11 @@ class RecordTable:
         """Ids of all records, in no order."""
         return list(self._ids)
 
+    def ids_of(self, node_id: NodeId) -> list[bytes]:
+        """Ids of the node's records."""
+        entries = [self._entries.get(record_key(node_id, kind)) for kind in (NODE, DEMAND)]
+        return [entry.record.id for entry in entries if entry is not None]
+
     @property
     def conflicts(self) -> dict[NodeId, int]:
         """Nodes that signed two records with one version, and how often that was seen; the last 1,024."""
