@@ -159,7 +159,7 @@ class ModelsConfig:
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """What a worker accepts (services/expert_server) and what it is offered (services/seeder)."""
+    """What a worker accepts (services/expert_server)."""
 
     max_queued_pairs: int = 8192
     """(row, expert) pairs waiting for the compute thread: 1.1 s of work at the real sizes; more is refused as busy."""
@@ -174,9 +174,6 @@ class ServeConfig:
     """Work memory of one graph of a worker: wide models get narrower batches. 512 pairs at n_embd 7,168, n_ff 2,048
     take 42 MB; without the bound a manifest could ask for gigabytes."""
     retry_after_ms: int = 200
-    max_leases: int = 256
-    lease_s: float = 120.0
-    """How long experts offered to a joining worker count as taken while it downloads them."""
 
 
 @dataclass(frozen=True)
@@ -266,8 +263,9 @@ class StoreConfig:
     100 ms)."""
     first_blocks: int = 2
     """The same for a source of unknown speed: what a kill in the first moments costs."""
-    window_round_trips: float = 2.0
-    """Blocks under way: what a source's speed brings in so many round trips of one block, and one more."""
+    window_round_trips: float = 1.0
+    """Blocks under way: what a source's speed brings in so many round trips of one block, and one more. While that is
+    more than before, it grows by a block each time, until the path is full; its queue then holds about one."""
     rows_recent_s: float = 0.25
     """While rows travelled with one of the sources so recently (a decode step and its compute), blocks come one at a
     time, and ..."""
