@@ -160,11 +160,12 @@ class Coverage:
             return
         before = self._members.get(node_id)
         serving = tuple(item for item in holdings.serving if self.shape.holds(item))
+        # in aligned pieces, so that neighbouring claims that a record merges keep the times they were seen
         claims = [
             piece
             for item in holdings.fetching
             if self.shape.holds(item)
-            for piece in _aligned(item, self._config.run_experts)
+            for piece in item.aligned(self._config.run_experts)
         ]
         member = _Member(
             site=self._site_key(node_id, state),
@@ -366,15 +367,6 @@ def target_replicas(demand: F32, mean: float, config: MarketConfig) -> F32:
             low = middle
     target: F32 = np.maximum(np.float32(floor), np.float32(low) * weight).astype(np.float32)
     return target
-
-
-def _aligned(item: ExpertRange, run: int) -> Iterator[ExpertRange]:
-    """A range cut at multiples of `run`: neighbouring claims that a record merged keep the times they were seen."""
-    first = item.first
-    while first < item.stop:
-        stop = min(item.stop, first - first % run + run)
-        yield ExpertRange(item.layer, first, stop - first)
-        first = stop
 
 
 def _first_seen(before: _Member | None, item: ExpertRange, now_s: float) -> float:

@@ -150,11 +150,11 @@ class Volunteer:
     # ---- what happened --------------------------------------------------------------------------------------------
 
     def adopt(self, kept: Iterable[ExpertRange], now_s: float) -> tuple[ExpertRange, ...]:
-        """At the start: what is on disk is taken up first. Returns the ranges to load (then call `served` for each);
-        what does not fit the budget, or is not of this model, is not among them.
+        """At the start: what is on disk is taken up first. Returns the ranges to load (then call `served` for each), in
+        the runs that may be given up later; what does not fit the budget, or is not of this model, is not among them.
         """
         taken = []
-        for item in sorted(set(kept)):
+        for item in [piece for whole in sorted(set(kept)) for piece in whole.aligned(self._runs.run)]:
             if not self._shape.holds(item) or self._taken[self._shape.slice_of(item)].any():
                 continue
             fits = min(item.count, self._left_bytes() // self._shape.expert_bytes[item.layer])
@@ -198,11 +198,10 @@ class Volunteer:
         decisions: list[Decision] = []
         if self._entries:
             decisions += self._settle(view, now_s)
-        if not self.full:
-            decisions += self._claim(view, now_s)
-        elif len(self._entries) < self._config.max_claims:
-            decisions += self._exchange(view, now_s)
-        return decisions
+        claims = [] if self.full else self._claim(view, now_s)
+        if not claims and len(self._entries) < self._config.max_claims:
+            claims = self._exchange(view, now_s)
+        return decisions + claims
 
     def settle_s(self, n_nodes: int) -> float:
         """How long a claim must have been published before it becomes a download."""

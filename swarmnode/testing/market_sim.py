@@ -334,12 +334,9 @@ class MarketSim:
     def _claims(self, node: SimNode, last: _Snapshot, version: int) -> dict[ExpertRange, int]:
         run = self.plan.config.run_experts
         claims: dict[ExpertRange, int] = {}
-        for item in node.volunteer.fetching:
-            for first in range(item.first - item.first % run, item.stop, run):
-                start, stop = max(first, item.first), min(first + run, item.stop)
-                piece = ExpertRange(item.layer, start, stop - start)
-                claims[piece] = last.claims.get(piece, version)
-                self._claimants[item.layer, first // run].add(node.number)
+        for piece in [part for item in node.volunteer.fetching for part in item.aligned(run)]:
+            claims[piece] = last.claims.get(piece, version)
+            self._claimants[piece.layer, piece.first // run].add(node.number)
         return claims
 
     def _reachable(self, node: SimNode) -> Rows:

@@ -43,6 +43,15 @@ class ExpertRange:
             for first in range(self.first, self.stop, most)
         )
 
+    def aligned(self, run: int) -> tuple[ExpertRange, ...]:
+        """The same experts as ranges that cross no multiple of `run` (>= 1), in order."""
+        return tuple(
+            ExpertRange(
+                self.layer, max(start, self.first), min(start + run, self.stop) - max(start, self.first)
+            )
+            for start in range(self.first - self.first % run, self.stop, run)
+        )
+
     def __str__(self) -> str:
         return f"layer {self.layer}, experts {self.first}:{self.stop}"
 

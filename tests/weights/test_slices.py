@@ -75,3 +75,11 @@ def test_wrong_spans_are_refused(text: str) -> None:
 def test_impossible_ranges_cannot_be_made(numbers: tuple[int, int, int]) -> None:
     with pytest.raises(UsageError, match="no range"):
         ExpertRange(*numbers)
+
+
+@given(st.builds(ExpertRange, st.integers(0, 3), st.integers(0, 50), st.integers(1, 40)), st.integers(1, 9))
+def test_aligned_pieces_cross_no_multiple_of_the_run(item: ExpertRange, run: int) -> None:
+    pieces = item.aligned(run)
+    assert ranges_of(holdings_of(pieces)) == (item,)
+    assert overlapping(pieces) is None
+    assert all(piece.first // run == (piece.stop - 1) // run for piece in pieces)
