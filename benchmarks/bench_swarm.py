@@ -59,11 +59,12 @@ class BenchSwarm:
         name = f"worker{len(self.workers) + 1}"
         arguments = [
             *("join", "--budget", f"{budget_bytes}B", "--threads", str(n_threads)),
+            *("--listen", "127.0.0.1:0"),
             *("--bootstrap", str(self.address)),
         ]
         worker = await start_node(name, arguments, self.folder / name, self.nursery)
         self.workers.append(worker)
-        await worker.wait_line("serving ", JOIN_TIMEOUT_S)
+        await worker.wait_line("full: ", JOIN_TIMEOUT_S)
         with trio.fail_after(JOIN_TIMEOUT_S):
             while self._n_serving() < len(self.workers):  # noqa: ASYNC110 - other processes cannot set an event
                 await trio.sleep(0.05)
@@ -116,7 +117,9 @@ async def open_bench_swarm(
                 n_slots=1,
                 chunk_tokens=config.models.n_ubatch,
             )
-            places = await start_backbone(backbone, options, key, TcpTransport(), lambda event: None, nursery)
+            places = await start_backbone(
+                backbone, options, key, TcpTransport(), lambda event: None, nursery, device.info
+            )
             swarm = BenchSwarm(backbone, alone, remotes, places[0], folder, nursery)
             try:
                 yield swarm

@@ -440,6 +440,30 @@ class ApiConfig:
     """What such a client is told to wait: about one short answer."""
     prompt_threads: int = 2
     """Threads that render and tokenize prompts: one long prompt does not hold up the others."""
+    stalled_s: float = 60.0
+    """A client that takes no byte for so long is disconnected (HTTP/1.1: by the kernel, Linux only)."""
+
+
+@dataclass(frozen=True)
+class NodeApiConfig:
+    """The node-local routes (api/node_routes, api/shard_route) and what they show (services/market_watch)."""
+
+    max_holders: int = 256
+    """Holders that announce themselves over HTTP: as many as nodes of one site count (GossipConfig.max_per_prefix)."""
+    max_lease_s: int = 3600
+    """Longest lease of such a holder, as GossipConfig.max_ttl_s: it has to say now and then that it lives."""
+    holder_weight: float = 0.1
+    """What a replica of such a holder counts, as MarketConfig.suspect_weight: nobody signs for it."""
+    max_body_bytes: int = 256 * KIB
+    """Of a request: 4,096 ranges in JSON are 100 KB."""
+    max_shards: int = 8
+    """Shards sent at a time; more are refused with status 429."""
+    shard_piece_bytes: int = 256 * KIB
+    """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (50 us)."""
+    max_nodes: int = 1024
+    """Nodes listed in GET /api/swarm, connected ones first: 300 KB of JSON."""
+    scarcest: int = 8
+    """Runs of experts listed there as the scarcest."""
 
 
 @dataclass(frozen=True)
@@ -458,6 +482,7 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
+    node_api: NodeApiConfig = field(default_factory=NodeApiConfig)
     market: MarketConfig = field(default_factory=MarketConfig)
 
 
@@ -492,6 +517,11 @@ class Folders:
     def key_file(self) -> Path:
         """The node's Ed25519 key."""
         return self.data / "node.key"
+
+    @property
+    def token_file(self) -> Path:
+        """What the node-local HTTP routes ask for (services/node_token)."""
+        return self.data / "api.token"
 
     def address_book(self, tag: bytes) -> Path:
         """Peers met in earlier runs in the network of this tag (wire/secret.network_tag)."""

@@ -92,6 +92,16 @@ def secret_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def advertise_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--advertise HOST:PORT`: where others reach this node."""
+    return click.option(
+        "--advertise",
+        multiple=True,
+        metavar="HOST:PORT",
+        help="An address at which others reach this node (a forwarded port, say); may be repeated.",
+    )(function)
+
+
 def lan_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--lan`: look for nodes in the local network."""
     return click.option(

@@ -107,14 +107,13 @@ async def _act(play: Play, folder: Path, nursery: trio.Nursery, nodes: list[Node
     alone = await _ask(api, body, lambda answer: None)
 
     say(f"{play.n_workers} workers join with a budget of {play.budget} each ...")
-    join = ["join", "--budget", play.budget, "--bootstrap", address]
+    join = ["join", "--budget", play.budget, "--listen", "127.0.0.1:0", "--bootstrap", address]
     workers = []
     for number in range(1, play.n_workers + 1):
         workers.append(await start_node(f"worker {number}", join, folder / f"worker{number}", nursery))
         nodes.append(workers[-1])
     for worker in workers:
-        say(f"  {worker.name}: downloaded {await worker.wait_line('holding ', START_TIMEOUT_S)}")
-        say(f"  {worker.name}: serves {await worker.wait_line('serving ', START_TIMEOUT_S)}")
+        say(f"  {worker.name} holds {await worker.wait_line('full: ', START_TIMEOUT_S)}")
     state = await _wait_serving(api, play.n_workers)
 
     say()

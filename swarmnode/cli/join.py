@@ -10,6 +10,7 @@ import trio
 
 from swarmnode.cli.common import (
     DEFAULT_SWARM_PORT,
+    advertise_option,
     allow_option,
     allowed_of,
     bootstrap_option,
@@ -40,6 +41,7 @@ from swarmnode.services.reports import (
     Listening,
     Planned,
     Serving,
+    Settled,
     Started,
     Tested,
     Waiting,
@@ -52,7 +54,14 @@ _DOWNLOAD = "downloading experts"
 @click.command("join")
 @click.option("--budget", type=ByteSize(), required=True, help="Most memory for experts: 300MB, 1.5GiB ...")
 @bootstrap_option
-@click.option("--listen", help="Also let backbones dial this node, HOST:PORT.")
+@click.option(
+    "--listen",
+    default="0.0.0.0:0",
+    show_default=True,
+    help="Where other nodes may dial this one, HOST:PORT; port 0 takes a free one.",
+)
+@click.option("--no-listen", is_flag=True, help="Dial only: other nodes cannot fetch slices from this one.")
+@advertise_option
 @allow_option
 @compute_options
 @max_rows_option
@@ -65,7 +74,9 @@ _DOWNLOAD = "downloading experts"
 def command(
     budget: int,
     bootstrap: tuple[str, ...],
-    listen: str | None,
+    listen: str,
+    no_listen: bool,
+    advertise: tuple[str, ...],
     allow: Path | None,
     device: str | None,
     threads: int,
@@ -87,20 +98,21 @@ def command(
     folders = folders_of(home)
     member = membership_of(bootstrap, network, secret_file, folders)
     remembered = folders.address_book(network_tag(member.network, member.secret))
-    if not (member.peers or listen or lan or remembered.exists()):
+    if not (member.peers or lan or remembered.exists() or listen != "0.0.0.0:0"):
         raise UsageError(
             "no peer is known: give --bootstrap swarm://NODEID@HOST:PORT (a backbone prints its address), "
             f"set SWARMNODE_BOOTSTRAP, write a list into {folders.settings / 'peers.txt'}, or look around with --lan"
         )
-    if allow is not None and listen is None:
-        raise UsageError("--allow says who may dial this node, but nobody can: give --listen HOST:PORT too")
+    if allow is not None and no_listen:
+        raise UsageError("--allow says who may dial this node, but with --no-listen nobody can")
     options = WorkerOptions(
         folders=folders,
         network=member.network,
         secret=member.secret,
         bootstrap=member.peers,
         lan=lan,
-        listen=None if listen is None else parse_host_port(listen, DEFAULT_SWARM_PORT),
+        listen=None if no_listen else parse_host_port(listen, DEFAULT_SWARM_PORT),
+        advertise=tuple(parse_host_port(place, DEFAULT_SWARM_PORT) for place in advertise),
         allowed=allowed_of(allow),
         device=device,
         config=config_of(threads, None, max_rows),
@@ -136,13 +148,17 @@ class _Face:
             case Listening():
                 for address in event.addresses:
                     say(f"listening {address}")
+            case _:
+                self._show_experts(event)
+
+    def _show_experts(self, event: JoinEvent) -> None:
+        match event:
             case Planned():
                 self._download.close()
                 self._download = Progress(_DOWNLOAD)  # each try counts from its own beginning
                 say(
-                    f"holding {event.kept_experts + event.new_experts} experts of {event.model_name} "
-                    f"({format_bytes(event.total_bytes)}); to download: {event.new_experts} "
-                    f"({format_bytes(event.fetch_bytes)})"
+                    f"downloading {event.new_experts} experts of {event.model_name} "
+                    f"({format_bytes(event.fetch_bytes)}) beside {event.kept_experts} held"
                 )
             case Fetched():
                 self._download.update(event.done_bytes, event.total_bytes)
@@ -154,6 +170,11 @@ class _Face:
                 say(
                     f"serving {event.backbone}: {event.n_experts} experts, {format_bytes(event.held_bytes)}, "
                     f"up to {event.max_rows} rows at once on {event.device}"
+                )
+            case Settled():
+                self._download.close()
+                say(
+                    f"full: {event.n_experts} experts of {event.model_name}, {format_bytes(event.held_bytes)}"
                 )
 
     def _tested(self, event: Tested) -> None:

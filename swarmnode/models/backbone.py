@@ -12,7 +12,7 @@ from swarmnode.compute.row_table import RowTable
 from swarmnode.config import ModelsConfig
 from swarmnode.errors import ContextFullError, DeviceError, UnsupportedModelError, UsageError
 from swarmnode.models.architecture import Architecture
-from swarmnode.models.base import Callback, ExpertCall, F32Array, Stacked
+from swarmnode.models.base import Callback, Chosen, ExpertCall, F32Array, Stacked
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX
 from swarmnode.models.layer_graphs import (
     IDS,
@@ -23,6 +23,7 @@ from swarmnode.models.layer_graphs import (
     AttentionInputs,
     LayerGraph,
     LayerGraphs,
+    ids_name,
 )
 from swarmnode.models.state import SlotStates
 from swarmnode.models.weight_spec import bind_weights
@@ -106,10 +107,11 @@ class Backbone:
         *,
         all_logits: bool = False,
         stacked: Stacked | None = None,
+        chosen: Chosen | None = None,
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         ids = list(tokens)
         self._check_pass(self._slot(slot), ids)
-        return self._run(self._slot(slot), ids, all_logits, stacked)
+        return self._run(self._slot(slot), ids, all_logits, stacked, chosen)
 
     def reset(self, slot: int) -> None:
         state = self._slot(slot)
@@ -128,7 +130,7 @@ class Backbone:
     # -- one pass
 
     def _run(
-        self, slot: _Slot, ids: list[int], all_logits: bool, stacked: Stacked | None
+        self, slot: _Slot, ids: list[int], all_logits: bool, stacked: Stacked | None, chosen: Chosen | None
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         self._check_pass(slot, ids)  # again: the slot may have moved since `forward` was called
         slot.unfinished = True
@@ -137,7 +139,7 @@ class Backbone:
             chunk = ids[start : start + self._n_ubatch]
             wants_logits = all_logits or start + len(chunk) == len(ids)
             n_out = len(chunk) if all_logits else 1
-            out = yield from self._chunk(slot, chunk, n_out, wants_logits, stacked)
+            out = yield from self._chunk(slot, chunk, n_out, wants_logits, stacked, chosen)
             if out is not None:
                 logits.append(out)
             slot.n_past += len(chunk)
@@ -145,7 +147,13 @@ class Backbone:
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def _chunk(
-        self, slot: _Slot, ids: list[int], n_out: int, wants_logits: bool, stacked: Stacked | None
+        self,
+        slot: _Slot,
+        ids: list[int],
+        n_out: int,
+        wants_logits: bool,
+        stacked: Stacked | None,
+        chosen: Chosen | None,
     ) -> Generator[ExpertCall, F32Array, F32Array | None]:
         """Run a chunk through all layers; logits f32 [n_out, n_vocab], if they are wanted.
 
@@ -169,6 +177,9 @@ class Backbone:
                 for name, array in zip((INP_POS, KV_IDX, KQ_MASK), kv_inputs, strict=True):
                     graph.write(name, array)
             graph.compute()
+            if chosen is not None:
+                for layer in range(first, cut):
+                    chosen(layer, graph.read(ids_name(layer)))
             if cut == self.n_layer:
                 return self._take_logits(slot, graph, first)
             call = self._take_call(slot, graph, first, cut)

@@ -21,6 +21,10 @@ Stacked: TypeAlias = Callable[[int], StackedExperts | None]
 """`stacked(layer)`: the experts of a layer that may be computed within the model's own graph; None: a call for it."""
 
 
+Chosen: TypeAlias = Callable[[int, I32Array], None]
+"""`chosen(layer, ids)`: the experts of a layer, i32 [T, n_expert_used], that was computed without a call."""
+
+
 class ExpertCall(NamedTuple):
     """The routed experts of one layer, to be computed by somebody else.
 
@@ -65,6 +69,7 @@ class Model(Protocol):
         *,
         all_logits: bool = False,
         stacked: Stacked | None = None,
+        chosen: Chosen | None = None,
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         """Append `tokens` to the slot's sequence; return logits f32 [1, n_vocab] of the last token, or of
         all tokens, f32 [T, n_vocab].
@@ -72,7 +77,8 @@ class Model(Protocol):
         Yields an ExpertCall for each MoE layer of each chunk of at most `n_ubatch` tokens and wants the routed
         output f32 [T, n_embd] sent back: for each row the sum over k, in k order, of weight times expert row.
         A pass of one token asks `stacked` (if given, and no callback is set) for each layer when it gets there, and
-        computes layers that have an answer without a call: bit-equal, and without the cost of stopping.
+        computes layers that have an answer without a call: bit-equal, and without the cost of stopping. `chosen` is
+        told what the gate chose in those.
         A pass that is not run to its end leaves the slot unusable until `reset`.
 
         Raises UsageError (no tokens, a token id out of range, a bad slot, an unusable slot, an array of another

@@ -219,6 +219,7 @@ class LayerGraphs:
 
     def _add_whole_layer(self, b: LayerBuilder, x: Tensor, experts: StackedExperts) -> Tensor:
         out = self._architecture.build_layer(b, x)
+        b.g.output(ids_name(b.layer), b.g.cont(out.ids))
         routed = add_routed_experts(b.g, experts, out.rows, out.ids, out.weights)
         return _layer_output(b, routed, out.shared, out.residual, b.layer)
 
@@ -232,6 +233,11 @@ class LayerGraphs:
         # Behind everything that reads them: x, which every output needs, was made from the old values.
         g.expand(g.cpy(out.residual, _first_columns(g, self._states.residual(slot), b.n_out)))
         g.expand(g.cpy(out.shared, _first_columns(g, self._states.shared(slot), b.n_out)))
+
+
+def ids_name(layer: int) -> str:
+    """The output that tells what the gate of a layer before the cut chose, i32 [T, n_expert_used]."""
+    return f"{IDS} {layer}"
 
 
 def _layer_output(b: LayerBuilder, routed: Tensor, shared: Tensor, residual: Tensor, layer: int) -> Tensor:

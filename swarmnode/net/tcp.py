@@ -18,6 +18,8 @@ class TcpStream(trio.abc.Stream):
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
+        self.local_host = _local_host(stream)
+        """The address that this end of the connection has."""
         self._is_drained = False
         """The last read took all there was: the next one would only be told to wait."""
 
@@ -66,6 +68,13 @@ class TcpStream(trio.abc.Stream):
             return os.write(descriptor, data)
         except OSError:
             return 0
+
+
+def _local_host(stream: trio.SocketStream) -> str | None:
+    try:
+        return str(stream.socket.getsockname()[0])
+    except OSError:  # gone already
+        return None
 
 
 class TcpTransport:

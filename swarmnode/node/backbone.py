@@ -16,9 +16,11 @@ from starlette.applications import Starlette
 from swarmnode.api import serve as api_serve
 from swarmnode.api.app import Served, build_app
 from swarmnode.compute.bank import ExpertBank
-from swarmnode.compute.devices import Device
+from swarmnode.compute.devices import Device, DeviceInfo
 from swarmnode.config import ApiConfig
 from swarmnode.errors import UsageError
+from swarmnode.gossip.records import ModelHoldings
+from swarmnode.gossip.shape import MarketShape
 from swarmnode.identity import NodeKey
 from swarmnode.models.base import Model
 from swarmnode.models.chat import template_of
@@ -36,7 +38,9 @@ from swarmnode.node.common import (
     open_compute,
     stop_on_signal,
 )
+from swarmnode.node.gossiping import prepare_gossip
 from swarmnode.node.meeting import prepare_meeting
+from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.prober import Prober
@@ -74,6 +78,7 @@ class Backbone:
     seeder: Seeder
     engine: Engine
     state: SwarmState
+    demand: DemandWatch
 
 
 def assemble_backbone(
@@ -90,6 +95,7 @@ def assemble_backbone(
     members = Members(model.n_expert, config.dispatch, trio.current_time)
     prober = Prober(manifest.model_id, model.n_embd, bank, compute, members, config.dispatch)
     remote = RemoteExperts(manifest.model_id, bank, compute, members, config.dispatch, options.form)
+    demand = DemandWatch(MarketShape.of(manifest), config.market, trio.current_time)
     engine = Engine(
         model,
         Tokenizer(index.metadata),
@@ -99,10 +105,11 @@ def assemble_backbone(
         remote,
         n_slots=options.n_slots,
         chunk_tokens=config.models.n_ubatch,
+        demand=demand,
     )
-    seeder = Seeder(index, manifest, members, threads, config.serve, prober.watch)
+    seeder = Seeder(index, manifest, members, threads, prober.watch)
     state = SwarmState(manifest, members, options.form, config.dispatch)
-    return Backbone(manifest, members, prober, seeder, engine, state)
+    return Backbone(manifest, members, prober, seeder, engine, state, demand)
 
 
 async def run_backbone(
@@ -136,7 +143,9 @@ async def _serve_model(
     async with open_compute(options) as (gate, device), loaded(options, index, device, gate) as (model, bank):
         backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
         async with trio.open_nursery() as nursery:
-            places = await start_backbone(backbone, options, key, TcpTransport(), report, nursery, Threads())
+            places = await start_backbone(
+                backbone, options, key, TcpTransport(), report, nursery, device.info, Threads()
+            )
             await nursery.start(api_serve.run, _app(backbone, index, options.config.api), api_listener)
             report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
             task_status.started()
@@ -149,21 +158,34 @@ async def start_backbone(
     transport: Transport,
     report: Callable[[BackboneEvent], None],
     nursery: trio.Nursery,
+    device: DeviceInfo,
     threads: Runner | None = None,
 ) -> tuple[PeerAddress, ...]:
     """Start the services in `nursery`; returns the addresses listened on. `threads` write small files (None: here)."""
     backbone.members.on_change = partial(_tell, backbone.state, report)
     endpoint = endpoint_of(options, key, "backbone")
-    handlers = backbone.seeder.handlers
+    handlers = dict(backbone.seeder.handlers)
     attend = partial(_attend, backbone)
-    meeting = prepare_meeting(
-        options, transport, endpoint, handlers, attend, report, random.Random(), threads
-    )
+    rng = random.Random()
+    meeting = prepare_meeting(options, transport, endpoint, handlers, attend, report, rng, threads)
+    gossiping = prepare_gossip(options, key, "backbone", meeting, device, 0, rng)
+    handlers.update(gossiping.service.handlers)
+    model = backbone.manifest.model_id
+    gossiping.neighbours.hold([model])
+    gossiping.record.holding((_seeds(backbone.manifest),))
     await nursery.start(backbone.prober.run)
     attended = meeting.connections.attended(attend)
     places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attended)
+    await gossiping.start(nursery, places)
+    nursery.start_soon(backbone.demand.run, model, gossiping.service.publish_demand)
     meeting.start(nursery, options, endpoint, places, threads or Inline())
     return tuple(PeerAddress(key.node_id, host, port) for host, port in places)
+
+
+def _seeds(manifest: Manifest) -> ModelHoldings:
+    """What a backbone's record says: all of the model may be fetched here, and no rows be asked for."""
+    shape = MarketShape.of(manifest)
+    return ModelHoldings(manifest.model_id, shape.n_layer, shape.n_expert, (), (), 1, seeds=True)
 
 
 def _app(backbone: Backbone, index: ModelIndex, config: ApiConfig) -> Starlette:
@@ -219,7 +241,6 @@ async def _attend(backbone: Backbone, peer: Peer) -> None:
         await peer.wait_closed()
     finally:
         backbone.members.disconnected(peer)
-        backbone.seeder.disconnected(peer)
 
 
 async def _api_listener(place: tuple[str, int]) -> trio.SocketListener:

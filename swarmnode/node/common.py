@@ -39,6 +39,8 @@ class NodeOptions:
     bootstrap: tuple[PeerAddress, ...] = ()
     listen: tuple[str, int] | None = None
     """Host and port to accept nodes on; None: dial only."""
+    advertise: tuple[tuple[str, int], ...] = ()
+    """Hosts and ports at which others reach this node, beside those that it finds out itself."""
     allowed: frozenset[NodeId] | None = None
     """Who may dial this node; None: everybody with a key."""
     secret: NetworkSecret | None = None

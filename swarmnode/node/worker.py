@@ -8,11 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
+from swarmnode.net.peer import Handler, Peer
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
 from swarmnode.node.common import (
@@ -23,11 +25,17 @@ from swarmnode.node.common import (
     open_compute,
     stop_on_signal,
 )
-from swarmnode.node.meeting import prepare_meeting
+from swarmnode.node.gossiping import Gossiping, prepare_gossip
+from swarmnode.node.meeting import Meeting, prepare_meeting
+from swarmnode.services.bulk_links import BulkLinks
+from swarmnode.services.market import Market
 from swarmnode.services.reports import JoinEvent, Listening, Started
-from swarmnode.services.residence import ResidenceBuilder
-from swarmnode.services.runners import Inline, Runner, Threads
+from swarmnode.services.residence import Residence, ResidenceBuilder
+from swarmnode.services.runners import Runner, Threads
+from swarmnode.services.slice_holders import SliceHolders
 from swarmnode.services.volunteer import VolunteerService
+from swarmnode.wire.endpoint import Endpoint
+from swarmnode.wire.messages import Message
 
 
 @dataclass(frozen=True)
@@ -56,41 +64,93 @@ async def _run_worker(options: WorkerOptions, key: NodeKey, report: Callable[[Jo
             report,
             others=may_meet_others(options, key),
         )
-        service = VolunteerService(builder)
+        worker = assemble_worker(options, key, builder, TcpTransport(), report, threads)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(stop_on_signal, nursery.cancel_scope, service.leave)
-                await start_worker(service, options, key, TcpTransport(), report, nursery, threads)
+                nursery.start_soon(stop_on_signal, nursery.cancel_scope, worker.leave)
+                await worker.start(nursery)
         finally:
-            await service.aclose()
+            await worker.service.aclose()
 
 
 def may_meet_others(options: WorkerOptions, key: NodeKey) -> bool:
-    """Whether there may be more than one backbone for this worker: several addresses, or any that dials it."""
+    """Whether this worker was told of more than one node, so that another's model may fit if the first one's does not.
+
+    Others may come with gossip, but somebody who knows one backbone wants to hear that the budget is too small for it.
+    """
     known = {address for address in options.bootstrap if address.node_id != key.node_id}
-    return len(known) > 1 or options.listen is not None or options.lan
+    return len(known) > 1 or options.lan
 
 
-async def start_worker(
-    service: VolunteerService,
+@dataclass(frozen=True)
+class Worker:
+    """A worker's services, wired to each other."""
+
+    options: WorkerOptions
+    key: NodeKey
+    endpoint: Endpoint
+    transport: Transport
+    service: VolunteerService
+    meeting: Meeting
+    gossiping: Gossiping
+    bulk: BulkLinks
+    threads: Runner
+    report: Callable[[JoinEvent], None]
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Start everything in `nursery`."""
+        options = self.options
+        self.report(Started(self.key.node_id.short))
+        places: list[tuple[str, int]] = []
+        if options.listen is not None:
+            attend = self.meeting.connections.attended(self.service.accepted)
+            places = await listen_for_nodes(
+                nursery, options, self.transport, self.endpoint, self.service.handlers, attend
+            )
+            self.report(Listening(tuple(PeerAddress(self.key.node_id, host, port) for host, port in places)))
+        await nursery.start(self.bulk.run)
+        await self.gossiping.start(nursery, places)
+        nursery.start_soon(self.service.run)
+        self.meeting.start(nursery, options, self.endpoint, places, self.threads)
+
+    async def leave(self) -> None:
+        """Say goodbye to everybody, before a clean stop."""
+        self.gossiping.record.leave()
+        await self.service.leave()
+
+
+def assemble_worker(
     options: WorkerOptions,
     key: NodeKey,
+    builder: ResidenceBuilder,
     transport: Transport,
     report: Callable[[JoinEvent], None],
-    nursery: trio.Nursery,
-    threads: Runner | None = None,
-) -> None:
-    """Start the worker's services in `nursery`. `threads` write small files (None: right here)."""
+    threads: Runner,
+    handlers: dict[type[Message], Handler] | None = None,
+) -> Worker:
+    """Wire the services; nothing runs yet. `handlers`: where they are put (a test's may wrap them). StoreError."""
     endpoint = endpoint_of(options, key, "worker")
-    report(Started(key.node_id.short))
+    config = options.config
+    handlers = {} if handlers is None else handlers
     rng = random.Random(key.node_id.raw)
-    meeting = prepare_meeting(
-        options, transport, endpoint, service.handlers, service.session, report, rng, threads
+
+    async def attend(peer: Peer) -> None:
+        await service.session(peer)
+
+    meeting = prepare_meeting(options, transport, endpoint, handlers, attend, report, rng, threads)
+    gossiping = prepare_gossip(
+        options, key, "worker", meeting, builder.device.info, options.budget_bytes, rng
     )
-    places: list[tuple[str, int]] = []
-    if options.listen is not None:
-        attend = meeting.connections.attended(service.accepted)
-        places = await listen_for_nodes(nursery, options, transport, endpoint, service.handlers, attend)
-        report(Listening(tuple(PeerAddress(key.node_id, host, port) for host, port in places)))
-    nursery.start_soon(service.watch)
-    meeting.start(nursery, options, endpoint, places, threads or Inline())
+    gossip = gossiping.service
+    holders = SliceHolders(gossip, meeting.connections)
+    bulk = BulkLinks(transport, endpoint, holders.address_of, config.store)
+
+    def open_market(residence: Residence) -> Market:
+        model = residence.manifest.model_id
+        gossiping.neighbours.hold([model])
+        sources = partial(holders.sources, model, bulk.source)
+        return Market(key.node_id, residence, gossip, sources, config, gossip.incarnation, report)
+
+    service = VolunteerService(builder, open_market, gossiping.record.holding, handlers)
+    handlers.update(gossip.handlers)
+    return Worker(options, key, endpoint, transport, service, meeting, gossiping, bulk, threads, report)

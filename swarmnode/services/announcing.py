@@ -13,7 +13,7 @@ MAX_CAPACITY_BYTES = 2**48
 """Most bytes that a budget in a message may be."""
 
 _OTHER_BYTES = 512
-"""For everything beside the ranges in the header of Announce or Volunteer."""
+"""For everything beside the ranges in the header of Announce."""
 _DEVICE_BYTES = 128
 
 

@@ -23,6 +23,7 @@ from swarmnode.models.base import Model
 from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
 from swarmnode.services.account import Account
+from swarmnode.services.demand import DemandWatch
 from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts
@@ -77,6 +78,7 @@ class Engine:
         *,
         n_slots: int,
         chunk_tokens: int,
+        demand: DemandWatch | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -85,6 +87,7 @@ class Engine:
         self._members = members
         self.remote = remote
         self._chunk_tokens = chunk_tokens
+        self._demand = demand
         self._waiting = 0
         self._free_send, self._free_receive = trio.open_memory_channel[int](n_slots)
         for slot in range(n_slots):
@@ -137,7 +140,10 @@ class Engine:
         """One forward pass; what `take` makes of the logits, on the compute thread: to sort 248,320 of them takes
         milliseconds in which no message would be read.
         """
-        forward = ForwardPass(self.model, self._bank, slot, tokens, take, all_logits=all_logits)
+        counts = self._demand is not None and self._demand.wants_pass()
+        forward = ForwardPass(
+            self.model, self._bank, slot, tokens, take, all_logits=all_logits, counts=counts
+        )
         routing, workers = self._members.routing()
         result = await self._compute.run(partial(forward.advance, routing))
         while not isinstance(result, Finished):
@@ -149,8 +155,12 @@ class Engine:
             result = await self._compute.run(partial(forward.advance, routing, finish))
             if finish is not None:
                 pending.settle()
+                if counts:
+                    forward.unmet += pending.unmet
         account.pairs += forward.pairs
         account.layers += self.model.n_layer
+        if counts and self._demand is not None:
+            self._demand.count(forward.chosen, forward.unmet)
         return result.value
 
     async def _prefill(self, slot: int, tokens: Sequence[int], account: Account, sampler: Sampler) -> int:

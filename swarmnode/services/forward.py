@@ -20,6 +20,7 @@ from swarmnode.models.base import ExpertCall, Model
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, plan_layer
 
 F32: TypeAlias = npt.NDArray[np.float32]
+I32: TypeAlias = npt.NDArray[np.int32]
 T = TypeVar("T")
 
 
@@ -111,18 +112,29 @@ class ForwardPass(Generic[T]):
         take: Callable[[F32], T],
         *,
         all_logits: bool = False,
+        counts: bool = False,
     ) -> None:
+        """`counts`: keep what the gate chose in `chosen` and `unmet`."""
         self._bank = bank
         self._take = take
         self._n_used = model.n_expert_used
         self._routing = Routing()
         self._steps: Generator[ExpertCall, F32, F32] = model.forward(
-            slot, tokens, all_logits=all_logits, stacked=self._stacked
+            slot,
+            tokens,
+            all_logits=all_logits,
+            stacked=self._stacked,
+            chosen=self._keep_local if counts else None,
         )
         self._routed: F32 | None = None
         """The routed output that a pause has kept back."""
         self.pairs = 0
         """Pairs of row and expert in all layers so far."""
+        self._counts = counts
+        self.chosen: list[tuple[int, I32]] = []
+        """Layer and expert ids, of all pairs."""
+        self.unmet: list[tuple[int, I32]] = []
+        """Those of pairs that no worker answers for."""
 
     def advance(
         self, routing: Routing, finish: Callable[[], F32] | None = None
@@ -140,6 +152,8 @@ class ForwardPass(Generic[T]):
             while True:
                 self.pairs += call.ids.size
                 plan = plan_layer(routing, call.layer, call.ids)
+                if self._counts:
+                    self._keep(call, plan)
                 if plan is not None:
                     return RemoteLayer(call, plan)
                 routed = self._bank.moe(call.layer, call.rows, call.ids, call.weights)
@@ -149,6 +163,17 @@ class ForwardPass(Generic[T]):
                 call = self._steps.send(routed)
         except StopIteration as end:
             return Finished(self._take(end.value))
+
+    def _keep(self, call: ExpertCall, plan: DispatchPlan | None) -> None:
+        self.chosen.append((call.layer, call.ids))
+        if plan is None:
+            self.unmet.append((call.layer, call.ids))
+        elif plan.local is not None:
+            self.unmet.append((call.layer, plan.local.pair_expert))
+
+    def _keep_local(self, layer: int, ids: I32) -> None:
+        self.chosen.append((layer, ids))
+        self.unmet.append((layer, ids))
 
     def _stacked(self, layer: int) -> StackedExperts | None:
         """For a pass of one token: the experts of a layer of which no worker answers for any."""

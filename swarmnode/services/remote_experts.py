@@ -120,6 +120,8 @@ class PendingLayer:
         self.answers: list[_Answer] = []
         self.failed: list[Share] = []
         self._wrong: list[_Answer] = []
+        self.unmet: list[tuple[int, npt.NDArray[np.int32]]] = []
+        """After `settle`: layer and expert ids of pairs that nobody answered in time."""
 
     def add_local(self, share: Share) -> None:
         """Compute the backbone's own share. Compute thread."""
@@ -146,6 +148,7 @@ class PendingLayer:
         for answer in self.answers:
             self._account.remote += len(answer.share.flat)
         self._account.fallback += sum(len(share.flat) for share in self.failed)
+        self.unmet = [(self._call.layer, share.pair_expert) for share in self.failed]
         for answer in self._wrong:
             self._account.remote -= len(answer.share.flat)
             self._account.fallback += len(answer.share.flat)

@@ -27,8 +27,17 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """A worker holds all that fits its budget (or all there is)."""
+
+    model_name: str
+    n_experts: int
+    held_bytes: int
+
+
+@dataclass(frozen=True)
 class Planned:
-    """What will be held: experts already on disk, and those to fetch."""
+    """What is to be held for now: experts served already, and those on their way."""
 
     model_name: str
     kept_experts: int
@@ -108,5 +117,5 @@ class Started:
     node: str
 
 
-JoinEvent: TypeAlias = Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving
+JoinEvent: TypeAlias = Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving | Settled
 BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged

@@ -1,4 +1,4 @@
-"""A worker's life: find a backbone, take the scarcest experts that fit the budget, check them, serve, start over.
+"""A worker's life: meet a backbone, take part in the market of its model, announce what is served, start over.
 
 Losing a connection loses nothing: the experts stay in memory and on disk, and the next session announces them again.
 """
@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from functools import partial
+from collections.abc import Callable
 
 import trio
 
-from swarmnode.errors import BadReplyError, LocalError, RemoteError, UnsuitableModelError
+from swarmnode.errors import BadReplyError, LocalError, RemoteError, UnsuitableModelError, first_error
+from swarmnode.gossip.records import ModelHoldings
 from swarmnode.net.peer import Handler, Peer
 from swarmnode.services.announcing import MAX_CAPACITY_BYTES, announceable, as_fields, device_text
 from swarmnode.services.ask import ask
+from swarmnode.services.fetch import Source
+from swarmnode.services.manifest_fetch import about_bytes, fetch_manifest
+from swarmnode.services.market import Market
 from swarmnode.services.reports import Serving
 from swarmnode.services.residence import Residence, ResidenceBuilder
-from swarmnode.weights.manifest import HASH_BYTES, MAX_MANIFEST_BYTES, Manifest
+from swarmnode.services.slice_server import SliceServer
+from swarmnode.weights.manifest import Manifest
+from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire import messages
 from swarmnode.wire.constants import MAX_PAIRS
 from swarmnode.wire.messages import Message, ModelEntry
@@ -27,23 +33,39 @@ log = logging.getLogger(__name__)
 _MAX_UNSUITABLE = 64
 """Models remembered as none for this machine; peers may invent any number."""
 
+OpenMarket = Callable[[Residence], Market]
+Publish = Callable[[tuple[ModelHoldings, ...]], None]
+
 
 class VolunteerService:
     """Runs sessions with backbones. The first one decides the model; others are served if they have the same."""
 
     def __init__(
-        self, builder: ResidenceBuilder, handlers: dict[type[Message], Handler] | None = None
+        self,
+        builder: ResidenceBuilder,
+        open_market: OpenMarket,
+        publish: Publish,
+        handlers: dict[type[Message], Handler] | None = None,
     ) -> None:
-        """`handlers`: where to put the handlers once there is something to serve (a test's may wrap them)."""
+        """`publish`: what our record says we hold. `handlers`: where to put the handlers once there is something to
+        serve (a test's may wrap them)."""
         self._builder = builder
+        self._open_market = open_market
+        self._publish = publish
         self._timeout_s = builder.config.store.request_timeout_s
         self._sessions: set[Peer] = set()
         self._residence: Residence | None = None
+        self._market: Market | None = None
         self._moved: trio.Event | None = None
         """Set when the session that is moving in has done so or failed; None while none is."""
+        self._entered = trio.Event()
+        """Set when there is a market to run."""
+        self._changed = trio.Event()
+        """Set, and replaced, when other ranges are served than before."""
         self._unsuitable: dict[bytes, str] = {}
         """Why models are none for this machine, by id."""
         self._handlers: dict[type[Message], Handler] = {} if handlers is None else handlers
+        self._own_handlers: set[type[Message]] = set()
         self._seq = 0
         self._failed = trio.Event()
         self._failure: LocalError | None = None
@@ -58,28 +80,53 @@ class VolunteerService:
         """What is held, once moved in."""
         return self._residence
 
+    @property
+    def market(self) -> Market | None:
+        """The market of what is held."""
+        return self._market
+
     async def session(self, peer: Peer) -> None:
-        """Move in if need be, announce, and stay until the connection ends.
+        """With a backbone: move in if need be, announce what is served whenever it changes, until the connection ends.
+        With any other node: nothing but wait for the end.
 
         Raises RemoteError when the peer fails or leaves or its model is none for this machine, LocalError when this
         machine cannot serve at all. No wait for the peer is longer than its deadline in StoreConfig.
         """
-        residence = await self._residence_for(peer, await self._entry(peer))
-        await self._announce(peer, residence, "serving")
-        self._builder.report(
-            Serving(
-                peer.node_id.short,
-                sum(len(experts) for experts in residence.bank.holdings.values()),
-                residence.bank.used_bytes,
-                residence.max_rows,
-                self._builder.device.info.name,
-            )
-        )
+        if "backbone" not in peer.settings.roles:
+            await peer.wait_closed()
+            return
+        await self._residence_for(peer, await self._entry(peer))
         self._sessions.add(peer)
         try:
-            await peer.wait_closed()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_announced, peer)
+                await peer.wait_closed()
+                nursery.cancel_scope.cancel()
+        except* RemoteError as group:
+            raise first_error(group) from None
         finally:
             self._sessions.discard(peer)
+
+    async def _keep_announced(self, peer: Peer) -> None:
+        told: tuple[ExpertRange, ...] | None = None
+        while True:
+            changed, residence, market = self._changed, self._residence, self._market
+            if residence is None or market is None:
+                raise UnsuitableModelError("its model is none for this machine")
+            serving = market.serving
+            if serving != told and (serving or told):
+                await self._announce(peer, residence, serving, "serving" if serving else "fetching")
+                self._builder.report(
+                    Serving(
+                        peer.node_id.short,
+                        residence.n_experts,
+                        residence.bank.used_bytes,
+                        residence.max_rows,
+                        self._builder.device.info.name,
+                    )
+                )
+                told = serving
+            await changed.wait()
 
     async def accepted(self, peer: Peer) -> None:
         """`session` for a node that dialled us, if it is a backbone.
@@ -97,11 +144,36 @@ class VolunteerService:
             self._failure = error
             self._failed.set()
 
-    async def watch(self) -> None:
-        """Raises the LocalError of an accepted session; runs until then."""
+    async def run(self) -> None:
+        """Take part in the market, once a session has moved in. Raises LocalError when this machine cannot serve."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            while True:
+                await self._entered.wait()
+                self._entered = trio.Event()
+                await self._run_market()
+
+    async def _watch(self) -> None:
+        """Raises the LocalError of an accepted session."""
         await self._failed.wait()
         if self._failure is not None:
             raise self._failure
+
+    async def _run_market(self) -> None:
+        market, residence = self._market, self._residence
+        if market is None or residence is None:
+            return
+        try:
+            await market.run()
+        except* UnsuitableModelError as group:
+            self._reject(residence.manifest, str(first_error(group)))
+            self._residence = self._market = None
+            self._withdraw_handlers()
+            self._publish(())
+            self._tell_sessions()
+            await residence.aclose()
+        except* LocalError as group:
+            raise first_error(group) from None
 
     async def leave(self) -> None:
         """Tell every backbone that no more rows are wanted, before a clean stop. A silent one delays no other."""
@@ -112,14 +184,15 @@ class VolunteerService:
     async def aclose(self) -> None:
         """Free the memory and the slices' lock; nothing is served any more. Not cancellable."""
         residence, self._residence = self._residence, None
+        self._market = None
         if residence is not None:
-            self._handlers.clear()
+            self._withdraw_handlers()
             await residence.aclose()
 
     async def _leave(self, peer: Peer) -> None:
         if self._residence is not None:
             with contextlib.suppress(RemoteError):
-                await self._announce(peer, self._residence, "leaving")
+                await self._announce(peer, self._residence, (), "leaving")
             peer.close("leaving")
             await peer.wait_closed()  # so that the goodbye leaves before everything is cancelled
 
@@ -150,39 +223,66 @@ class VolunteerService:
             if self._moved is not None:
                 await self._moved.wait()
             elif manifest is not None:
-                self._residence = await self._move_in(peer, manifest)
-                self._handlers.update(self._residence.server.handlers)
+                await self._move_in(manifest)
         self._held_entry(peer, (entry,))
         return self._residence
 
-    async def _move_in(self, peer: Peer, manifest: Manifest) -> Residence:
+    async def _move_in(self, manifest: Manifest) -> None:
         self._moved = moved = trio.Event()
         try:
-            return await self._builder.build(peer, manifest)
+            residence = await self._builder.build(manifest)
         except UnsuitableModelError as error:
-            while len(self._unsuitable) >= _MAX_UNSUITABLE:
-                del self._unsuitable[next(iter(self._unsuitable))]
-            self._unsuitable[manifest.model_id] = str(error)
+            self._reject(manifest, str(error))
             raise
         finally:
             self._moved = None
             moved.set()
+        self._residence = residence
+        self._market = self._open_market(residence)
+        self._market.on_change = self._market_changed
+        slices = SliceServer(manifest, residence.store, residence.threads)
+        handlers = {**residence.server.handlers, **slices.handlers}
+        self._own_handlers = set(handlers)
+        self._handlers.update(handlers)
+        self._market_changed()
+        self._entered.set()
+
+    def _reject(self, manifest: Manifest, reason: str) -> None:
+        while len(self._unsuitable) >= _MAX_UNSUITABLE:
+            del self._unsuitable[next(iter(self._unsuitable))]
+        self._unsuitable[manifest.model_id] = reason
+
+    def _withdraw_handlers(self) -> None:
+        for kind in self._own_handlers:
+            self._handlers.pop(kind, None)
+        self._own_handlers = set()
+
+    def _market_changed(self) -> None:
+        if self._market is not None:
+            self._publish((self._market.holdings,))
+        self._tell_sessions()
+
+    def _tell_sessions(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def _manifest(self, peer: Peer, entry: ModelEntry) -> Manifest:
-        about_bytes = min(3 * HASH_BYTES * entry.n_layer * entry.n_expert, MAX_MANIFEST_BYTES)
-        timeout_s = self._builder.config.store.reply_timeout_s(about_bytes)
-        message = messages.ManifestGet(model=entry.id)
-        _, body = await ask(peer, message, messages.ManifestReply, timeout_s)
-        return await self._builder.threads.run(partial(Manifest.decode_untrusted, bytes(body), entry.id))
+        sources: tuple[Source, ...] = (peer,)
+        n_bytes = about_bytes(entry.n_layer, entry.n_expert)
+        return await fetch_manifest(
+            sources, entry.id, n_bytes, self._builder.threads, self._builder.config.store
+        )
 
-    async def _announce(self, peer: Peer, residence: Residence, state: str) -> None:
+    async def _announce(
+        self, peer: Peer, residence: Residence, serving: tuple[ExpertRange, ...], state: str
+    ) -> None:
         self._seq += 1
-        ranges = announceable(residence.ranges)
-        if len(ranges) < len(residence.ranges):
+        ranges = announceable(serving)
+        if len(ranges) < len(serving):
             log.warning(
                 "only %d of %d ranges of experts fit an announcement; the others get no rows",
                 len(ranges),
-                len(residence.ranges),
+                len(serving),
             )
         message = messages.Announce(
             model=residence.manifest.model_id,

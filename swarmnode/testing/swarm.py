@@ -26,7 +26,7 @@ from swarmnode.models.sampling import SamplingParams
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.peer import Handler, Peer
 from swarmnode.node.backbone import Backbone, BackboneOptions, assemble_backbone, load_model, start_backbone
-from swarmnode.node.worker import WorkerOptions, start_worker
+from swarmnode.node.worker import Worker, WorkerOptions, assemble_worker
 from swarmnode.services.account import Account
 from swarmnode.services.engine import DoneEvent, GenerateRequest, TokenEvent
 from swarmnode.services.members import Standing
@@ -69,12 +69,22 @@ class SwarmWorker:
 
     name: str
     key: NodeKey
-    service: VolunteerService
-    options: WorkerOptions
+    parts: Worker
     network: MemoryNetwork
     waits: list[str] = field(default_factory=list)
     """Why its connections ended."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def service(self) -> VolunteerService:
+        """What it does as a volunteer."""
+        return self.parts.service
+
+    @property
+    def is_settled(self) -> bool:
+        """It holds all that fits, tested."""
+        market = self.service.market
+        return market is not None and market.is_settled
 
     def kill(self) -> None:
         """End it as `kill -9` would: its streams break, nothing is said."""
@@ -102,6 +112,7 @@ class Swarm:
         name: str | None = None,
         key: NodeKey | None = None,
         handlers: dict[type[Message], Handler] | None = None,
+        bootstrap: tuple[PeerAddress, ...] | None = None,
         wait: bool = True,
     ) -> SwarmWorker:
         """Start a worker and (unless `wait` is false) return once the backbone sends it rows.
@@ -114,7 +125,8 @@ class Swarm:
         options = WorkerOptions(
             folders=Folders.under(self.folder / name),
             network="test",
-            bootstrap=(self.address,),
+            bootstrap=(self.address,) if bootstrap is None else bootstrap,
+            listen=(name, PORT),
             config=self.config,
             budget_bytes=budget_bytes,
         )
@@ -127,19 +139,27 @@ class Swarm:
         builder = ResidenceBuilder(
             budget_bytes, options.folders.cache, self.device, Inline(), Inline(), self.config, report
         )
-        service = VolunteerService(builder, {} if handlers is None else handlers)
-        worker = SwarmWorker(name, key, service, options, self.network, waits)
-        self.nursery.start_soon(self._run, worker, report)
+        transport = self.network.host(name)
+        parts = assemble_worker(options, key, builder, transport, report, Inline(), handlers)
+        worker = SwarmWorker(name, key, parts, self.network, waits)
+        self.nursery.start_soon(self._run, worker)
         if wait:
-            await self.until(lambda: worker.key.node_id in self.serving())
+            await self.until(lambda: worker.is_settled and self._is_known(worker))
         return worker
 
-    async def _run(self, worker: SwarmWorker, report: Callable[[object], None]) -> None:
+    def _is_known(self, worker: SwarmWorker) -> bool:
+        """Whether the backbone sends it rows for all that it serves."""
+        market = worker.service.market
+        known = self.serving().get(worker.key.node_id)
+        if market is None or known is None:
+            return False
+        return known == {(item.layer, expert) for item in market.serving for expert in item.experts}
+
+    async def _run(self, worker: SwarmWorker) -> None:
         try:
             with worker.scope:
                 async with trio.open_nursery() as nursery:
-                    transport = self.network.host(worker.name)
-                    await start_worker(worker.service, worker.options, worker.key, transport, report, nursery)
+                    await worker.parts.start(nursery)
         finally:
             await worker.service.aclose()
 
@@ -216,7 +236,7 @@ async def open_swarm(
         try:
             async with trio.open_nursery() as nursery:
                 host = network.host("backbone")
-                await start_backbone(backbone, options, key, host, lambda event: None, nursery)
+                await start_backbone(backbone, options, key, host, lambda event: None, nursery, device.info)
                 address = PeerAddress(key.node_id, "backbone", PORT)
                 yield Swarm(network, backbone, address, folder, device, config, nursery)
                 nursery.cancel_scope.cancel()

@@ -198,31 +198,6 @@ class ManifestGet(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges(Message):
-    """What a volunteer should hold; kept free for it for `lease_s` seconds."""
-
-    number = 65
-    frame = FrameType.REPLY
-
-    model: Annotated[bytes, _MODEL]
-    ranges: Annotated[Ranges3, _RANGES]
-    lease_s: Annotated[int, Integer(0, 86_400)]
-
-
-@dataclass(frozen=True, slots=True)
-class Volunteer(Message):
-    """Which experts should I hold in `budget_bytes` bytes? `held` are on my disk already."""
-
-    number = 64
-    frame = FrameType.REQUEST
-    replies = (Ranges,)
-
-    model: Annotated[bytes, _MODEL]
-    budget_bytes: Annotated[int, _CAPACITY]
-    held: Annotated[Ranges3, _RANGES]
-
-
-@dataclass(frozen=True, slots=True)
 class Slice(Message):
     """Bytes `offset .. offset + length` of one expert's slab of `total` bytes, in the body."""
 
@@ -458,8 +433,6 @@ MESSAGES: dict[int, type[Message]] = {
         Models,
         ManifestGet,
         ManifestReply,
-        Volunteer,
-        Ranges,
         SliceGet,
         Slice,
         Experts,

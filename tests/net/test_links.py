@@ -15,7 +15,7 @@ from swarmnode.net.address import PeerAddress
 from swarmnode.net.peer import Body, Peer
 from swarmnode.testing.memory_net import MemoryNetwork
 from swarmnode.wire.constants import MAX_NONCE, TrafficClass
-from swarmnode.wire.messages import Experts, Message, Models, ModelsGet, Rows, Volunteer
+from swarmnode.wire.messages import Experts, ManifestGet, Message, Models, ModelsGet, Rows
 from swarmnode.wire.tensors import (
     encode_experts_body,
     encode_rows_body,
@@ -136,7 +136,7 @@ async def test_what_nobody_handles_is_unsupported() -> None:
     async with trio.open_nursery() as nursery:
         peer = await connected(nursery)
         with pytest.raises(RequestRefusedError, match="unsupported"):
-            await peer.request(Volunteer(MODEL, 1, ()))
+            await peer.request(ManifestGet(MODEL))
         nursery.cancel_scope.cancel()
 
 

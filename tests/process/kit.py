@@ -47,10 +47,11 @@ class RealSwarm:
         """Start a worker process and return once the backbone sends it rows."""
         name = name or f"worker{len(self.workers) + 1}"
         before = self.n_serving
-        join = ["join", "--budget", budget, "--bootstrap", str(self.address), *arguments]
+        join = ["join", "--budget", budget, "--listen", "127.0.0.1:0", "--bootstrap", str(self.address)]
+        join += arguments
         worker = await start_node(name, join, self.folder / name, self.nursery)
         self.workers.append(worker)
-        await worker.wait_line("serving ", self.start_timeout_s)
+        await worker.wait_line("full: ", self.start_timeout_s)
         await self.until_serving(before + 1)
         return worker
 
@@ -95,7 +96,7 @@ async def open_real_swarm(
             backbone = assemble_backbone(options, index, manifest, loaded_model, bank, gate, Threads())
             async with trio.open_nursery() as nursery:
                 places = await start_backbone(
-                    backbone, options, key, TcpTransport(), lambda event: None, nursery
+                    backbone, options, key, TcpTransport(), lambda event: None, nursery, device.info
                 )
                 swarm = RealSwarm(backbone, places[0], folder, nursery)
                 try:

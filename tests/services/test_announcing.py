@@ -7,7 +7,7 @@ import pytest
 from swarmnode.services.announcing import MAX_CAPACITY_BYTES, announceable, as_fields, device_text
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire.constants import MAX_HEADER_BYTES, MAX_PAIRS, MAX_RANGES
-from swarmnode.wire.messages import Announce, Volunteer, encode_header
+from swarmnode.wire.messages import Announce, encode_header
 
 MODEL = bytes(32)
 
@@ -17,7 +17,6 @@ def headers(ranges: tuple[ExpertRange, ...]) -> list[bytes]:
     fields = as_fields(ranges)
     return [
         encode_header(Announce(MODEL, "fetching", fields, MAX_PAIRS, device, MAX_CAPACITY_BYTES, 2**32 - 1)),
-        encode_header(Volunteer(MODEL, MAX_CAPACITY_BYTES, fields)),
     ]
 
 

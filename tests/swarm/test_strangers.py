@@ -21,7 +21,7 @@ from swarmnode.wire import messages
 from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.messages import Experts, Message
-from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES
+from tests.swarm.conftest import ALL_BYTES
 
 PROMPT = [5, 80, 33, 7]
 
@@ -80,16 +80,12 @@ async def test_holdings_outside_the_model_are_refused(
     async with open_swarm(tiny_model, tmp_path) as swarm, stranger(swarm) as peer:
         with pytest.raises(RequestRefusedError, match="bad_range"):
             await peer.request(announcement(swarm, item))
-        model_id = swarm.backbone.manifest.model_id
-        with pytest.raises(RequestRefusedError, match="bad_range"):
-            await peer.request(messages.Volunteer(model=model_id, budget_bytes=1, held=(item,)))
 
 
 async def test_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     async with open_swarm(tiny_model, tmp_path) as swarm, stranger(swarm) as peer:
         for message in (
             messages.ManifestGet(model=bytes(32)),
-            messages.Volunteer(model=bytes(32), budget_bytes=1, held=()),
             messages.SliceGet(model=bytes(32), layer=0, expert=0, kind="ffn_up_exps", offset=0, length=1),
         ):
             with pytest.raises(RequestRefusedError, match="wrong_model"):
@@ -167,16 +163,6 @@ async def test_many_announcements_make_one_watcher(tiny_model: Path, tmp_path: P
             await peer.request(announcement(swarm, *EVERYTHING))
         await trio.sleep(60)
     assert 1 <= n_probes <= 60 / swarm.config.dispatch.probe_timeout_s
-
-
-async def test_leases_are_bounded_and_end_with_the_connection(tiny_model: Path, tmp_path: Path) -> None:
-    async with open_swarm(tiny_model, tmp_path) as swarm:
-        async with stranger(swarm, number=1) as peer:
-            model_id = swarm.backbone.manifest.model_id
-            await peer.request(messages.Volunteer(model=model_id, budget_bytes=ALL_BYTES, held=()))
-        await trio.sleep(1)
-        worker = await swarm.join(4 * EXPERT_BYTES)
-        assert len(swarm.serving()[worker.key.node_id]) == 4
 
 
 async def test_leaving_for_somebody_else_does_nothing(tiny_model: Path, tmp_path: Path) -> None:

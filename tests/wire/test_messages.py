@@ -34,13 +34,11 @@ from swarmnode.wire.messages import (
     Ok,
     Ping,
     Pong,
-    Ranges,
     Refused,
     Rows,
     Settings,
     Slice,
     SliceGet,
-    Volunteer,
     decode_header_untrusted,
     encode_header,
 )
@@ -73,8 +71,6 @@ MORE: list[Message] = [
     Models(()),
     ManifestGet(MODEL),
     ManifestReply(MODEL),
-    Volunteer(MODEL, 300_000_000, ()),
-    Ranges(MODEL, ((3, 0, 256),), 120),
     SliceGet(MODEL, 3, 255, "ffn_gate_up_exps", 0, c.MAX_SLICE_BLOCK_BYTES),
     Experts(MODEL, 47, "partial", "f32", c.MAX_ROWS, c.MAX_PAIRS),
     GossipLink("some", ("backbone",), (MODEL,), (0, 47)),
@@ -142,8 +138,9 @@ def test_a_field_of_a_wrong_type_or_over_its_cap_is_named(field: str, value: obj
     ],
 )  # fmt: skip
 def test_ranges_are_refused_and_never_clamped(ranges: object) -> None:
-    header = bytes(msgpack.packb({"model": MODEL, "ranges": ranges, "lease_s": 1}))
-    assert code_of(Ranges.number, header) in ("bad_field", "bad_header")
+    good = Announce(MODEL, "serving", (), 1, "", 0, 0)
+    fields = {**msgpack.unpackb(encode_header(good)), "holdings": ranges}
+    assert code_of(Announce.number, bytes(msgpack.packb(fields))) in ("bad_field", "bad_header")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,256 @@
+"""A worker's part in the market: decides from gossip which experts to hold, fetches, tests, gives up.
+
+The decisions are gossip.volunteering's; here they are carried out. Whatever changes is told through `on_change`: first
+what is claimed, then what is served, and what is given up is told before its memory is freed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from swarmnode.config import Config
+from swarmnode.errors import LocalError, RemoteError, StoreError, UnsuitableModelError
+from swarmnode.gossip.coverage import Coverage, MarketView, site_of
+from swarmnode.gossip.demand import aggregate
+from swarmnode.gossip.records import DEMAND, DemandRecord, ModelHoldings, NodeRecord
+from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.sketch import DemandSketch
+from swarmnode.gossip.table import Change
+from swarmnode.gossip.volunteering import Drop, Fetch, Volunteer
+from swarmnode.identity import NodeId
+from swarmnode.services.fetch import SliceFetcher, Sources
+from swarmnode.services.gossip import GossipService
+from swarmnode.services.reports import Fetched, JoinEvent, Planned, Settled, Tested
+from swarmnode.services.residence import Residence
+from swarmnode.weights.slices import ExpertRange, overlapping
+from swarmnode.wire.constants import MAX_PAIRS
+
+log = logging.getLogger(__name__)
+
+
+class Market:
+    """One worker, one model. `run` until cancelled or until something fails that is not a peer's fault."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        residence: Residence,
+        gossip: GossipService,
+        sources: Sources,
+        config: Config,
+        epoch: int,
+        report: Callable[[JoinEvent], None],
+    ) -> None:
+        """`epoch`: the record's incarnation. `sources`: who may hold a range now."""
+        self._node_id = node_id
+        self._residence = residence
+        self._gossip = gossip
+        self._config = config
+        self._report = report
+        self._model = residence.manifest.model_id
+        self._shape = MarketShape.of(residence.manifest)
+        self._volunteer = Volunteer(node_id.raw, self._shape, residence.budget_bytes, config.market, epoch)
+        self._fetched_bytes = 0
+        self._due_bytes = 0
+        self._fetcher = SliceFetcher(
+            sources, residence.manifest, residence.store, residence.threads, config.store, self._arrived
+        )
+        own = gossip.table.get(node_id)
+        site = "nowhere" if own is None else site_of(own.state.addresses, own.state.relays)
+        self._coverage = Coverage(self._model, self._shape, node_id, config.market, site)
+        self._view = MarketView(self._coverage)
+        self._demand_changed = False
+        self._n_tested = 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Told when `holdings` or `serving` are others than before."""
+        gossip.subscribe(self._heard)
+
+    @property
+    def serving(self) -> tuple[ExpertRange, ...]:
+        """What is served, in the fewest ranges."""
+        return self._volunteer.serving
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is on its way, and nothing more fits, or there is no more."""
+        n_serving = sum(item.count for item in self._volunteer.serving)
+        return not self._volunteer.fetching and (self._volunteer.full or n_serving == self._shape.n_total)
+
+    @property
+    def holdings(self) -> ModelHoldings:
+        """For our record."""
+        return ModelHoldings(
+            model=self._model,
+            n_layer=self._shape.n_layer,
+            n_expert=self._shape.n_expert,
+            serving=self._volunteer.serving,
+            fetching=self._volunteer.fetching,
+            max_rows=min(self._residence.max_rows, MAX_PAIRS),
+            seeds=False,
+        )
+
+    async def run(self) -> None:
+        """Take up what is on disk, then volunteer.
+
+        Raises LocalError (this machine cannot serve: DeviceError; StoreError or BudgetError while nothing is served
+        yet) or UnsuitableModelError (the weights come out wrong here).
+        """
+        async with trio.open_nursery() as nursery:
+            await self._take_up(nursery)
+            await trio.sleep(self._config.market.first_news_s)
+            while True:
+                self._decide(nursery)
+                await trio.sleep_until(max(self._volunteer.next_s, trio.current_time() + 0.01))
+
+    # -- news
+
+    def _heard(self, change: Change) -> None:
+        now_s = trio.current_time()
+        if change.kind == DEMAND:
+            self._demand_changed = True
+        elif isinstance(change.record, NodeRecord):
+            if change.node_id == self._node_id:
+                self._volunteer.published(now_s)
+            self._coverage.update(change.node_id, change.record.state, now_s)
+        else:
+            self._coverage.remove(change.node_id)
+
+    def _count_demand(self) -> None:
+        """Sketches and sites of all backbones, as far as they can be read."""
+        self._demand_changed = False
+        votes = []
+        for record in self._gossip.table.demands():
+            sketch = self._sketch(record)
+            node = self._gossip.table.get(record.node_id)
+            if sketch is not None and node is not None:
+                votes.append((site_of(node.state.addresses, node.state.relays), sketch))
+        self._view.set_demand(aggregate(votes, self._shape, self._config.market), self._config.market)
+
+    def _sketch(self, record: DemandRecord) -> DemandSketch | None:
+        for item in record.models:
+            if item.model == self._model:
+                try:
+                    return DemandSketch.decode_untrusted(item.sketch, self._shape.size)
+                except RemoteError as error:
+                    log.info("the demand of %s is not counted: %s", record.node_id.short, error)
+        return None
+
+    # -- decisions, carried out
+
+    async def _take_up(self, nursery: trio.Nursery) -> None:
+        """What an earlier run left: whole ranges are loaded, half fetched ones fetched to their end."""
+        kept = await self._residence.kept()
+        for item in self._volunteer.adopt(kept, trio.current_time()):
+            if await self._settle(item, self._residence.load(item)):
+                self.on_change()
+        incoming = self._residence.store.incoming
+        begun = await self._residence.threads.run(incoming.ranges)
+        pieces = [piece for item in begun for piece in item.pieces(self._config.market.run_experts)]
+        free = [piece for piece in pieces if overlapping([piece, *self._volunteer.serving]) is None]
+        resumed = self._volunteer.adopt(free, trio.current_time())
+        await self._residence.threads.run(partial(incoming.keep_only, resumed))
+        for item in resumed:
+            nursery.start_soon(self._fetch, item)
+        if kept or resumed:
+            self._planned(len(resumed))
+            self.on_change()
+
+    def _decide(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        if self._demand_changed:
+            self._count_demand()
+        self._suspect_sources()
+        self._coverage.advance(now_s)
+        decisions = self._volunteer.decide(self._view, now_s)
+        if not decisions:
+            return
+        self.on_change()
+        for decision in decisions:
+            if isinstance(decision, Drop):
+                nursery.start_soon(self._drop, decision.item)
+            elif isinstance(decision, Fetch):
+                nursery.start_soon(self._fetch, decision.item)
+        self._planned(sum(isinstance(decision, Fetch) for decision in decisions))
+
+    def _suspect_sources(self) -> None:
+        """Who gave wrong bytes says wrong things of what it holds, too."""
+        for node_id, standing in self._fetcher.standings.items():
+            self._coverage.suspect(node_id, standing.n_wrong > 0)
+
+    async def _fetch(self, item: ExpertRange) -> None:
+        self._due_bytes += self._shape.range_bytes([item])
+
+        async def fetch_and_load() -> None:
+            loaded: list[ExpertRange] = []
+            try:
+                for piece in item.pieces(self._config.store.commit_experts):
+                    await self._fetcher.fetch(piece)
+                    await self._residence.load(piece)
+                    loaded.append(piece)
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    for piece in loaded:
+                        await self._residence.unload(piece)
+                raise
+
+        if await self._settle(item, fetch_and_load()):
+            self.on_change()
+
+    async def _drop(self, item: ExpertRange) -> None:
+        """The word is out already; those who ask all the same have `withdraw_s` to hear of it."""
+        await trio.sleep(self._config.market.withdraw_s)
+        await self._residence.unload(item)
+        self._volunteer.freed(item)
+
+    async def _settle(self, item: ExpertRange, work: Awaitable[None]) -> bool:
+        """Await `work`, which brings a range into memory; whether it is served then."""
+        try:
+            await work
+        except (UnsuitableModelError, LocalError) as error:
+            if not isinstance(error, StoreError) or not self._volunteer.serving:
+                raise
+            self._failed(item, str(error))
+            return False
+        except RemoteError as error:
+            self._failed(item, str(error))
+            return False
+        self._volunteer.served(item)
+        self._say_if_settled()
+        n_tested = len(self._residence.self_test.results)
+        if n_tested != self._n_tested:
+            self._n_tested = n_tested
+            self._report(Tested(self._residence.self_test))
+        return True
+
+    def _failed(self, item: ExpertRange, reason: str) -> None:
+        log.warning("%s is not served: %s", item, reason)
+        self._volunteer.failed(item, trio.current_time())
+        self.on_change()
+
+    # -- what people see
+
+    def _planned(self, n_fetches: int) -> None:
+        if n_fetches:
+            serving, loading = self._volunteer.serving, self._volunteer.loading
+            self._report(
+                Planned(
+                    self._residence.title,
+                    sum(item.count for item in serving),
+                    sum(item.count for item in loading),
+                    self._shape.range_bytes([*serving, *loading]),
+                    self._shape.range_bytes(loading),
+                )
+            )
+
+    def _say_if_settled(self) -> None:
+        if self.is_settled:
+            n_bytes = self._residence.bank.used_bytes
+            self._report(Settled(self._residence.title, self._residence.n_experts, n_bytes))
+
+    def _arrived(self, n_bytes: int) -> None:
+        self._fetched_bytes += n_bytes
+        self._report(Fetched(self._fetched_bytes, max(self._due_bytes, self._fetched_bytes)))

@@ -1,0 +1,53 @@
+"""The node's token: whoever can read this file of the node's owner may use the node-local HTTP routes."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+from swarmnode.errors import StoreError
+
+TOKEN_BYTES = 32
+MAX_TOKEN_FILE_BYTES = 4096
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{32,256}")
+
+
+def load_or_create_token(path: Path) -> str:
+    """The token in a file (one line, mode 0600), made at the first start.
+
+    Raises StoreError, which names the file, if it cannot be read or written, holds something else or is readable by
+    others.
+    """
+    try:
+        _create(path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StoreError(f"cannot write the token {path}: {error.strerror}") from error
+    return _read(path)
+
+
+def _create(path: Path) -> None:
+    if path.exists():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_TOKEN_FILE_BYTES)
+    except OSError as error:
+        raise StoreError(f"cannot read the token {path}: {error.strerror}") from error
+    if os.name == "posix" and mode & 0o077:
+        raise StoreError(f"the token {path} can be read by others; run: chmod 600 {path}")
+    text = data.decode("ascii", "replace").strip()
+    if _TOKEN.fullmatch(text) is None:
+        raise StoreError(f"{path} holds no token; delete it and a new one is made")
+    return text
