@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import trio
 
 from swarmnode.cli.common import (
     DEFAULT_API,
+    DEFAULT_NETWORK,
     DEFAULT_SWARM_PORT,
     allow_option,
     allowed_of,
@@ -115,14 +117,17 @@ def command(
         n_ctx=context,
         n_slots=slots,
     )
-    trio.run(partial(run_backbone, options, _Face().show))
+    private = "" if member.secret is None else " --secret FILE"
+    named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
+    trio.run(partial(run_backbone, options, _Face(named + private).show))
     say("stopped")
 
 
 class _Face:
     """Turns events into lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, join_options: str) -> None:
+        self._join_options = join_options
         self._hashing = Progress("hashing the model")
 
     def show(self, event: BackboneEvent) -> None:
@@ -161,7 +166,9 @@ class _Face:
         say(f"api {event.api_url}")
         budget = "300MB" if routed > 900_000_000 else f"{1 + routed // 3_000_000}MB"
         for address in event.addresses:
-            say(f"Workers join with: swarmnode join --budget {budget} --bootstrap {address}")
+            say(
+                f"Workers join with: swarmnode join --budget {budget}{self._join_options} --bootstrap {address}"
+            )
         if any(address.host in ("0.0.0.0", "::") for address in event.addresses):
             say("There, write this machine's name or address instead of 0.0.0.0 or [::].")
         if all(is_loopback(address.host) for address in event.addresses):

@@ -144,7 +144,9 @@ class SecureStream:
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ConnectionLostError("the stream broke during the handshake") from error
             if not received:
-                raise ConnectionLostError("the peer hung up during the handshake")
+                raise ConnectionLostError(
+                    "the peer hung up during the handshake: it has another network secret, or lets others in only"
+                )
             events = self.connection.receive_data(received)
             if events:
                 return await self._opened(events)
