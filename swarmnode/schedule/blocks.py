@@ -67,6 +67,8 @@ class _Source(Generic[B]):
     standing: Standing
     asked_s: dict[B, float] = field(default_factory=dict)
     """When each block that is under way was asked for."""
+    n_storing: int = 0
+    """Its blocks that came and are not on disk: they are under way, too, for a crash loses them."""
     arrived_s: float = -math.inf
     paused_until_s: float = -math.inf
     rests_until_s: float = -math.inf
@@ -137,11 +139,12 @@ class BlockScheduler(Generic[B]):
         return None
 
     def arrived(self, node: NodeId, block: B, n_bytes: int, now_s: float) -> tuple[NodeId, ...]:
-        """A block came whole. Returns the other sources that were asked for it, whose answers are no longer wanted."""
+        """A block came whole; `stored` follows. Returns the other sources that were asked for it, whose answers are no longer wanted."""
         source = self._sources[node]
         asked_s = source.asked_s.pop(block)
         since_s = now_s - max(asked_s, source.arrived_s)
         source.arrived_s = now_s
+        source.n_storing += 1
         source.rests_until_s = now_s + self._config.rest_share * since_s
         source.standing.arrived(n_bytes, now_s - asked_s, since_s)
         del self._n_holders[block]
@@ -152,6 +155,12 @@ class BlockScheduler(Generic[B]):
             ):  # nothing came from it meanwhile: is it still there?
                 other.paused_until_s = now_s + self._config.block_timeout_s
         return tuple(other.node for other in others)
+
+    def stored(self, node: NodeId) -> None:
+        """A block of this source that has arrived is on disk."""
+        source = self._sources.get(node)
+        if source is not None and source.n_storing:
+            source.n_storing -= 1
 
     def failed(self, node: NodeId, block: B) -> None:
         """A source did not give a block; it is wanted again unless another source is on it."""
@@ -188,7 +197,8 @@ class BlockScheduler(Generic[B]):
     def _has_room(self, source: _Source[B], now_s: float) -> bool:
         if self.is_gentle:
             return max(source.paused_until_s, source.rests_until_s) <= now_s and not source.asked_s
-        return source.paused_until_s <= now_s and len(source.asked_s) < source.standing.window(self._config)
+        n_under_way = len(source.asked_s) + source.n_storing
+        return source.paused_until_s <= now_s and n_under_way < source.standing.window(self._config)
 
     def _choose_wanted(self, source: _Source[B], now_s: float) -> B | None:
         for block in self._wanted:

@@ -277,6 +277,8 @@ class _RangeFetch:
         slab = self._slabs[key]
         put = partial(self._fetcher._store.incoming.put, key, self._config.block_bytes, offset, body)
         await self._fetcher._threads.run(put)  # not on the thread that serves everybody
+        self._scheduler.stored(node)
+        self._changed.set()
         slab.holders[offset] = node
         self._fetcher._on_bytes(len(body))
         if len(slab.holders) == len(self._offsets(slab)):

@@ -24,8 +24,8 @@ from tests.net.nodes import SERVER, endpoint, serve_on
 pytestmark = pytest.mark.real_time
 
 N_KILLS = 10
-MODEL = TinyModel(n_layer=4, n_expert=24, n_expert_used=2)
-"""75 MB of F32 experts; each slab is one block of 256 KiB."""
+MODEL = TinyModel(n_layer=4, n_expert=32, n_expert_used=2)
+"""100 MB of F32 experts; each slab is one block of 256 KiB."""
 
 
 @dataclass

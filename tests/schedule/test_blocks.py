@@ -53,6 +53,18 @@ def test_the_window_is_one_round_trip_of_speed_and_a_block(
     assert standing.window(CONFIG) == window
 
 
+def test_blocks_that_are_not_on_disk_count_as_under_way() -> None:
+    made = scheduler(A)
+    assert len(asked(made, 0.0)) == 2
+    made.arrived(A, 0, 1000, 0.1)
+    made.arrived(A, 1, 1000, 0.2)
+    window = CONFIG.first_blocks
+    assert len(asked(made, 0.2)) < window
+    made.stored(A)
+    made.stored(A)
+    assert made.n_in_flight + len(asked(made, 0.2)) >= window
+
+
 def test_a_fast_source_takes_more() -> None:
     """B needs ten times as long for a block: it gets about a tenth of them, and is relieved of the last ones."""
     made, now_s = scheduler(A, B), 0.0
@@ -64,6 +76,7 @@ def test_a_fast_source_takes_more() -> None:
             due.append((max([now_s, *later]) + (0.1 if node == A else 1.0), node, block))
         now_s, node, block = due.pop(due.index(min(due, key=lambda item: item[0])))
         losers = made.arrived(node, block, 1000, now_s)
+        made.stored(node)
         due = [item for item in due if item[2] != block or item[1] not in losers]
         got[node] += 1
     assert 5 <= got[B] <= 15
@@ -101,6 +114,7 @@ def test_what_a_source_had_comes_first_when_it_leaves() -> None:
     asked(made, 0.0)
     made.leave(A)
     made.arrived(B, 1, 1000, 0.1)
+    made.stored(B)
     assert asked(made, 0.1)[0] == (B, 2)
     assert set(made.nodes) == {B}
 
@@ -163,6 +177,7 @@ def test_every_block_comes_whatever_happens(seed: int) -> None:
             case _ if flights:
                 coming = rng.choice(sorted(flights, key=str))
                 others = made.arrived(*coming, 1000, now_s)
+                made.stored(coming[0])
                 flights -= {coming, *((other, coming[1]) for other in others)}
                 got.append(coming[1])
         assert made.n_in_flight == len(flights)
