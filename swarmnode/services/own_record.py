@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from swarmnode.gossip.records import MAX_ADDRESSES, ModelHoldings, OwnState
 from swarmnode.net.peer import Peer
+from swarmnode.services.announcing import MAX_CAPACITY_BYTES
 from swarmnode.services.connections import Connections
 from swarmnode.services.gossip import GossipService
 
@@ -32,7 +33,7 @@ class OwnRecord:
         self._gossip = gossip
         self._connections = connections
         self._roles = roles
-        self._capacity_bytes = capacity_bytes
+        self._capacity_bytes = min(capacity_bytes, MAX_CAPACITY_BYTES)
         self._device = device
         self._advertise = tuple(advertise)
         self._listening: tuple[tuple[str, int], ...] = ()

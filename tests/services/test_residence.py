@@ -15,10 +15,10 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
 from swarmnode.compute.layout import ExpertTensor, LayerLayout
 from swarmnode.errors import BudgetError, DeviceError, StoreError
-from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.services import bank_tester
 from swarmnode.services.bank_tester import widest_batch, widest_graph
+from swarmnode.services.residence import Residence, ResidenceBuilder
 from swarmnode.testing.memory_net import MemoryNetwork
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
 from swarmnode.weights.ggml_types import GGML_TYPES
@@ -26,113 +26,79 @@ from swarmnode.weights.hashing import build_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import LayerManifest, Manifest
 from swarmnode.wire import messages
-from swarmnode.wire.messages import Message, Ranges3
+from swarmnode.wire.messages import Message
 from tests.services.conftest import EXPERT_BYTES, MODEL
-from tests.services.source import CONFIG, Source, dial_worker, joined, start_source
+from tests.services.source import CONFIG, KEY, Source, dial_worker, joined, start_source
 
 BUDGET = 8 * EXPERT_BYTES
+
+
+def stored_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.gguf"))
 
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*.gguf"))
 
 
-# ---- offers
+# ---- what is on disk
 
 
-BAD_OFFERS: dict[str, Ranges3] = {
-    "the same range twice": ((0, 0, 2), (0, 0, 2)),
-    "overlapping": ((0, 0, 3), (1, 0, 1), (0, 2, 2)),
-    "one within another": ((0, 0, 4), (0, 1, 1)),
-    "a layer that is not there": ((2, 0, 1),),
-    "an expert that is not there": ((0, 7, 2),),
-    "no end": ((0, 0, 65_535),) * 512,
-    "more than the budget": ((0, 0, 8), (1, 0, 1)),
-    "nothing": (),
-}
-
-
-@pytest.mark.parametrize("case", BAD_OFFERS)
-async def test_a_bad_offer_ends_that_session_and_a_good_one_is_taken(
-    case: str, source: Source, device: Device, tmp_path: Path
-) -> None:
-    good, source.offer = source.offer, BAD_OFFERS[case]
-    network = MemoryNetwork()
-    async with trio.open_nursery() as nursery:
-        address = await start_source(nursery, network, source, 1)
-        async with joined(network, [address], tmp_path, device, BUDGET) as worker:
-            await worker.until_waiting()
-            assert "offered" in worker.waits[0]
-            assert source.asked[messages.SliceGet] == 0
-            source.offer = good
-            await worker.until_serving(source)
-        nursery.cancel_scope.cancel()
-    assert source.announced[0].holdings == good
-
-
-async def test_long_ranges_are_taken_and_committed_in_pieces(
-    source: Source, device: Device, tmp_path: Path
-) -> None:
+async def test_ranges_are_committed_in_pieces(source: Source, device: Device, tmp_path: Path) -> None:
     """commit_experts is 2 here: a crash loses little."""
-    source.offer = ((0, 1, 5), (1, 7, 1))
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
         address = await start_source(nursery, network, source, 1)
-        async with joined(network, [address], tmp_path, device, BUDGET) as worker:
+        async with joined(network, [address], tmp_path, device, 6 * EXPERT_BYTES) as worker:
             await worker.until_serving(source)
-            assert files(tmp_path) == [
-                "layer-0-experts-1-to-2.gguf",
-                "layer-0-experts-3-to-4.gguf",
-                "layer-0-experts-5-to-5.gguf",
-                "layer-1-experts-7-to-7.gguf",
-            ]
+            assert len(files(tmp_path)) == 3
         nursery.cancel_scope.cancel()
-    assert source.announced[0].holdings == source.offer
+    assert source.n_announced == 6
     assert worker.fetched[-1].done_bytes == worker.fetched[-1].total_bytes == 6 * EXPERT_BYTES
 
 
 async def test_a_restart_keeps_slices_and_tells_them_merged(
     source: Source, device: Device, tmp_path: Path
 ) -> None:
-    source.offer = ((0, 0, 5),)
-    network = MemoryNetwork()
-    async with trio.open_nursery() as nursery:
-        address = await start_source(nursery, network, source, 1)
-        async with joined(network, [address], tmp_path, device, 5 * EXPERT_BYTES) as worker:
-            await worker.until_serving(source)
-        n_slices = source.asked[messages.SliceGet]
-        source.announced.clear()
-        async with joined(network, [address], tmp_path, device, 5 * EXPERT_BYTES) as worker:
-            await worker.until_serving(source)
-        nursery.cancel_scope.cancel()
-    assert source.asked[messages.SliceGet] == n_slices
-    assert source.volunteers[-1].held == source.announced[0].holdings == ((0, 0, 5),)
-    assert (worker.planned[0].kept_experts, worker.planned[0].new_experts) == (5, 0)
-
-
-async def test_a_fetch_that_breaks_off_keeps_what_was_committed(
-    source: Source, device: Device, tmp_path: Path
-) -> None:
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
         address = await start_source(nursery, network, source, 1)
         async with joined(network, [address], tmp_path, device, BUDGET) as worker:
-            with trio.fail_after(60):
-                while not files(tmp_path):
-                    await trio.lowlevel.checkpoint()
-            network.break_all("worker")
             await worker.until_serving(source)
+        before = source.announced[-1].holdings
+        n_slices = source.asked[messages.SliceGet]
+        source.announced.clear()
+        async with joined(network, [address], tmp_path, device, BUDGET) as worker:
+            await worker.until_serving(source)
+            await trio.sleep(60)
         nursery.cancel_scope.cancel()
-    assert source.volunteers[1].held == source.announced[0].holdings == ((0, 0, 2),)
+    assert source.asked[messages.SliceGet] == n_slices
+    assert source.announced[-1].holdings == before
+    assert len(before) <= 2, "merged"
+    assert worker.settled[0].n_experts == 8
+    assert worker.fetched == []
+
+
+@pytest.mark.parametrize("budget", [3, 1])
+async def test_a_smaller_budget_deletes_what_no_longer_fits(
+    budget: int, source: Source, device: Device, tmp_path: Path
+) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        address = await start_source(nursery, network, source, 1)
+        for n_experts in (8, budget):
+            async with joined(network, [address], tmp_path, device, n_experts * EXPERT_BYTES) as worker:
+                await worker.until_serving(source)
+        nursery.cancel_scope.cancel()
+    assert source.n_announced == budget
+    stored = stored_bytes(tmp_path)
+    assert budget * EXPERT_BYTES <= stored < (budget + 1) * EXPERT_BYTES
 
 
 # ---- peers that do not answer
 
 
-@pytest.mark.parametrize(
-    "request_type",
-    [messages.ModelsGet, messages.ManifestGet, messages.Volunteer, messages.SliceGet, messages.Announce],
-)
+@pytest.mark.parametrize("request_type", [messages.ModelsGet, messages.ManifestGet, messages.Announce])
 async def test_a_backbone_that_only_answers_pings_is_left_for_another(
     request_type: type[Message], source: Source, index: ModelIndex, device: Device, tmp_path: Path
 ) -> None:
@@ -155,29 +121,80 @@ async def test_a_backbone_that_only_answers_pings_is_left_for_another(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_session_that_waits_takes_over_when_the_first_one_breaks(
-    source: Source, index: ModelIndex, device: Device, tmp_path: Path
+@pytest.mark.parametrize("fault", ["silent", "refusing"])
+async def test_slices_that_a_backbone_does_not_give_come_from_another(
+    fault: str, source: Source, index: ModelIndex, device: Device, tmp_path: Path
 ) -> None:
-    source.silent.add(messages.SliceGet)
+    """Rows are computed for both all the same."""
+    (source.silent if fault == "silent" else source.refusing).add(messages.SliceGet)
     other = Source(index, source.manifest)
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
         first = await start_source(nursery, network, source, 1)
         second = await start_source(nursery, network, other, 2)
+        async with joined(network, [first, second], tmp_path, device, BUDGET) as worker:
+            await worker.until_serving(source, 120)
+            await worker.until_serving(other, 1)
+        nursery.cancel_scope.cancel()
+    assert source.n_announced == other.n_announced == 8
+    assert other.asked[messages.SliceGet] >= BUDGET // CONFIG.store.block_bytes
+
+
+async def test_a_session_that_waits_takes_over_when_the_first_one_breaks(
+    source: Source, index: ModelIndex, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = ResidenceBuilder.build
+    n_builds = 0
+
+    async def slow(self: ResidenceBuilder, manifest: Manifest) -> Residence:
+        nonlocal n_builds
+        n_builds += 1
+        if n_builds == 1:
+            await trio.sleep_forever()
+        return await build(self, manifest)
+
+    monkeypatch.setattr(ResidenceBuilder, "build", slow)
+    other = Source(index, source.manifest)
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        first = await start_source(nursery, network, source, 1)
         async with joined(network, [first], tmp_path, device, BUDGET, listen=("worker", 5)) as worker:
-            while not source.asked[messages.SliceGet]:  # noqa: ASYNC110 - nothing to wake us
-                await trio.sleep(0.01)
-            address = PeerAddress(NodeKey.from_seed(bytes([99]) * 32).node_id, "worker", 5)
-            await dial_worker(nursery, network, address, other)
+            await worker.until(lambda: n_builds == 1)
+            await dial_worker(nursery, network, PeerAddress(KEY.node_id, "worker", 5), other)
             await trio.sleep(5)
             assert other.asked[messages.ManifestGet] == 1
-            assert other.asked[messages.Volunteer] == 0, "one moves in at a time"
+            assert n_builds == 1, "one moves in at a time"
             network.break_all("source1")
             started_s = trio.current_time()
-            await worker.until_serving(other)
+            await worker.until(lambda: n_builds == 2)
             assert trio.current_time() - started_s < 1
+            await worker.until_serving(other)
         nursery.cancel_scope.cancel()
-    assert second.port == 1
+
+
+async def test_the_end_of_one_session_leaves_the_others_alone(
+    source: Source, index: ModelIndex, device: Device, tmp_path: Path
+) -> None:
+    """And loses nothing: when the backbone is met again it is told the same at once."""
+    other = Source(index, source.manifest)
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        first = await start_source(nursery, network, source, 1)
+        second = await start_source(nursery, network, other, 2)
+        async with joined(network, [first, second], tmp_path, device, BUDGET) as worker:
+            await worker.until_serving(source)
+            await worker.until_serving(other)
+            n_slices = sum(node.asked[messages.SliceGet] for node in (source, other))
+            last = other.peers[-1]
+            n_told = len(source.announced)
+            network.break_all("source1")
+            await worker.until(lambda: len(source.announced) > n_told, 5)
+            await worker.until_serving(source, 1)
+            await trio.sleep(60)
+            assert other.peers[-1] is last
+            assert last.ended is None
+        nursery.cancel_scope.cancel()
+    assert sum(node.asked[messages.SliceGet] for node in (source, other)) == n_slices
 
 
 # ---- models that are none for this machine
@@ -218,7 +235,7 @@ async def test_a_type_that_cannot_be_checked_is_refused_before_anything_is_fetch
             assert "cannot be served here" in worker.waits[0]
             assert worker.waits[0] == worker.waits[2]
             assert source.asked[messages.ManifestGet] == 1, "it is remembered"
-            assert source.asked[messages.Volunteer] == 0
+            assert source.asked[messages.SliceGet] == 0
         async with joined(network, [first, second], tmp_path, device, BUDGET) as worker:
             await worker.until_serving(good)
         nursery.cancel_scope.cancel()
@@ -249,9 +266,10 @@ async def test_weights_that_fail_the_self_test_are_the_peers_fault_and_do_not_st
             first = await start_source(nursery, network, broken, 1)
             async with joined(network, [first], tmp_path / "home", device, BUDGET) as worker:
                 await worker.until_waiting(3)
-                assert "is right with other weights" in worker.waits[0]
-                assert worker.waits[2] == worker.waits[0]
-                assert broken.asked[messages.Volunteer] == 1, "not fetched again and again"
+                assert "none for this machine" in worker.waits[0]
+                assert "is right with other weights" in worker.waits[1]
+                assert worker.waits[2] == worker.waits[1]
+                assert broken.asked[messages.ManifestGet] == 1, "not fetched again and again"
                 assert files(tmp_path / "home") == []
                 second = await start_source(nursery, network, source, 2)
             async with joined(network, [first, second], tmp_path / "home", device, BUDGET) as worker:
@@ -291,7 +309,7 @@ async def ends_the_command(
             listen = ("worker", 5) if accepted else None
             async with joined(network, known, folder, device, budget_bytes, listen=listen):
                 if accepted:
-                    address = PeerAddress(NodeKey.from_seed(bytes([99]) * 32).node_id, "worker", 5)
+                    address = PeerAddress(KEY.node_id, "worker", 5)
                     await dial_worker(nursery, network, address, source)
                 await trio.sleep(100)
 
@@ -337,10 +355,10 @@ async def test_a_model_too_large_is_passed_over_where_there_are_others(
 # ---- memory
 
 
-async def test_memory_is_freed_when_moving_in_fails_and_at_the_end(
+async def test_memory_is_freed_at_the_end_whatever_is_going_on(
     source: Source, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs and weights are closed while the device is open, also when the worker is cancelled meanwhile."""
+    """Graphs and weights are closed while the device is open, also when the worker is stopped while it fetches."""
     closed: list[tuple[int, bool]] = []
     close = ExpertBank.close
 
@@ -352,19 +370,18 @@ async def test_memory_is_freed_when_moving_in_fails_and_at_the_end(
 
     monkeypatch.setattr(ExpertBank, "close", watched)
     network = MemoryNetwork()
-    source.silent.add(messages.SliceGet)
     async with trio.open_nursery() as nursery:
         address = await start_source(nursery, network, source, 1)
         async with joined(network, [address], tmp_path, device, BUDGET) as worker:
-            await worker.until_waiting()
-            assert closed == [(4 * EXPERT_BYTES, False)]
-            source.silent.clear()
             await worker.until_serving(source)
-        assert closed == [(4 * EXPERT_BYTES, False)] * 2
+        assert closed == [(BUDGET, False)]
         source.silent.add(messages.SliceGet)
+        source.asked.clear()
         async with joined(network, [address], tmp_path / "other", device, BUDGET) as worker:
-            await trio.sleep(5)
-        assert closed == [(4 * EXPERT_BYTES, False)] * 3
+            await worker.until(lambda: source.asked[messages.SliceGet] > 0)
+            residence = worker.parts.service.residence
+            assert residence is not None
+        assert residence.bank.used_bytes == 0
         nursery.cancel_scope.cancel()
 
 
