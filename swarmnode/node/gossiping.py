@@ -11,13 +11,14 @@ import trio
 
 from swarmnode.compute.devices import DeviceInfo
 from swarmnode.gossip.core import GossipCore
-from swarmnode.gossip.records import MAX_DEVICE_BYTES
+from swarmnode.gossip.records import MAX_DEVICE_BYTES, NodeRecord
+from swarmnode.gossip.table import Change
 from swarmnode.identity import NodeKey
 from swarmnode.node.common import NodeOptions
 from swarmnode.node.meeting import Meeting
 from swarmnode.services.gossip import GossipService
 from swarmnode.services.incarnation import next_incarnation, store_incarnation
-from swarmnode.services.neighbours import Neighbours
+from swarmnode.services.neighbours import Neighbours, addresses_of
 from swarmnode.services.own_record import OwnRecord
 from swarmnode.wire.secret import network_tag
 
@@ -59,6 +60,11 @@ def prepare_gossip(
     service = GossipService(
         core, meeting.connections, config.gossip, time.time, partial(store_incarnation, path)
     )
+    def remember(change: Change) -> None:
+        if isinstance(change.record, NodeRecord):
+            meeting.book.heard(addresses_of(change.record))
+
+    service.subscribe(remember)
     kind = device.kind.encode()[:MAX_DEVICE_BYTES].decode(errors="ignore")
     record = OwnRecord(service, meeting.connections, (role,), capacity_bytes, kind, options.advertise)
     neighbours = Neighbours(service, key.node_id, meeting.contacts.set_wanted, config.contact)
