@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import trio
 
 from swarmnode.config import GossipConfig
-from swarmnode.errors import ProtocolError, RemoteError, RequestRefusedError
+from swarmnode.errors import ProtocolError, RemoteError, RequestRefusedError, StoreError
 from swarmnode.gossip.core import GossipCore, Outgoing
 from swarmnode.gossip.records import ModelDemand, OwnState
 from swarmnode.gossip.table import Change, RecordTable
@@ -76,11 +77,14 @@ class GossipService:
         """Peers that gossip goes to."""
         return len(self._core.neighbours)
 
-    def subscribe(self, on_change: OnChange) -> None:
-        """Be told of every change from now on, and of every record that is here already."""
+    def subscribe(self, on_change: OnChange) -> Callable[[], None]:
+        """Be told of every change from now on, and of every record that is here already. Call what is returned to
+        hear no more.
+        """
         self._listeners.append(on_change)
         for record in list(self.table.records()):
             on_change(Change(record.node_id, record.kind, None if record.leaving else record))
+        return partial(self._listeners.remove, on_change)
 
     def publish(self, state: OwnState) -> None:
         """What our record says from now on. UsageError if no record can hold it."""
@@ -120,11 +124,14 @@ class GossipService:
             else:
                 self._nursery.start_soon(self._send, peer, outgoing)
         for change in self._core.take_changes():
-            for listener in self._listeners:
+            for listener in tuple(self._listeners):
                 listener(change)
         if self._core.incarnation != self._kept:
             self._kept = self._core.incarnation
-            self._keep_incarnation(self._kept)
+            try:
+                self._keep_incarnation(self._kept)
+            except StoreError as error:  # the next start will have to jump again
+                log.warning("%s", error)
         if self._core.own_conflict and not self._was_told_of_conflict:
             self._was_told_of_conflict = True
             log.error(

@@ -75,9 +75,10 @@ class Neighbours:
         gossip.subscribe(self._heard)
 
     def hold(self, models: Iterable[bytes]) -> None:
-        """These models' backbones matter from now on."""
-        self._models = frozenset(models)
-        self._changed.set()
+        """These models' backbones matter from now on; any backbone, if there are none."""
+        before, self._models = self._models, frozenset(models)
+        if self._models != before:
+            self._changed.set()
 
     async def run(self) -> None:
         """Choose anew when something was heard, at most every `choose_interval_s`."""

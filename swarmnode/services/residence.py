@@ -28,7 +28,7 @@ from swarmnode.services.expert_server import ExpertServer
 from swarmnode.services.reports import JoinEvent
 from swarmnode.services.runners import Runner
 from swarmnode.weights.manifest import Manifest
-from swarmnode.weights.slices import ExpertRange
+from swarmnode.weights.slices import ExpertRange, overlapping
 from swarmnode.weights.store import SliceStore
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,10 @@ class Residence:
         """Delete what is on disk of a range."""
         await self.threads.run(partial(self._forget, item))
 
+    async def forget_all(self) -> None:
+        """Delete everything that is on disk of this model."""
+        await self.threads.run(self._forget_all)
+
     async def aclose(self) -> None:
         """Free the memory, while the device is still there, and give up the lock on the slices. Not cancellable."""
         try:
@@ -130,10 +134,17 @@ class Residence:
         return tuple(kept)
 
     def _forget(self, item: ExpertRange) -> None:
+        """Files go as wholes: one that an earlier run wrote may hold more than the range, and goes with the last."""
         for held in self.store.held():
-            if _within(held, item):
+            in_memory = self.bank.holdings.get(held.layer, frozenset())
+            if overlapping([held, item]) is not None and in_memory.isdisjoint(held.experts):
                 self.store.remove(held)
         self.store.discard(item)
+
+    def _forget_all(self) -> None:
+        for held in self.store.held():
+            self.store.remove(held)
+        self.store.incoming.keep_only(())
 
     async def _add(self, layout: LayerLayout, expert: int) -> None:
         """From disk into the bank; the copy on the way is gone on return."""
@@ -221,7 +232,3 @@ class ResidenceBuilder:
 
 def _read_slabs(store: SliceStore, layout: LayerLayout, expert: int) -> dict[str, bytes]:
     return {kind: store.read_slab(layout.layer, expert, kind) for kind in layout.kinds}
-
-
-def _within(item: ExpertRange, outer: ExpertRange) -> bool:
-    return item.layer == outer.layer and outer.first <= item.first and item.stop <= outer.stop

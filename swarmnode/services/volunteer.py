@@ -171,7 +171,10 @@ class VolunteerService:
             self._withdraw_handlers()
             self._publish(())
             self._tell_sessions()
-            await residence.aclose()
+            try:
+                await residence.forget_all()
+            finally:
+                await residence.aclose()
         except* LocalError as group:
             raise first_error(group) from None
 
