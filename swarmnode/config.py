@@ -338,8 +338,13 @@ class MarketConfig:
     """How long a claim counts half a replica: 24 MB at 0.64 Mbit/s. A slower download goes on, but counts nothing."""
     first_news_s: float = 2.5
     """A node that starts waits so long before it claims anything: until it has heard from its first peer."""
+    lost_after_s: float = 15.0
+    """A worker whose connection to us ended that long ago, and of which nothing new was heard, counts as a suspect."""
     withdraw_s: float = 2.0
     """Between the word that experts are given up and the end of serving them."""
+    late_share: float = 0.45
+    """A record that is not renewed within this share of its ttl counts nothing until it is: it is due after a third,
+    and travels for seconds. With ttl_s of 600, who goes without a word counts for 70 to 270 s, not for 400 to 600."""
     retry_s: float = 60.0
     """A run whose download failed is left alone for so long."""
     surplus: float = 1.3
@@ -357,8 +362,6 @@ class MarketConfig:
     """What each further replica in one /24, /48 or behind one relay counts: they fail together."""
     max_siblings: int = 64
     """Nodes of one such site that count at all."""
-    max_unmet: float = 0.9
-    """Most of an expert's replicas that backbones can talk away: liars among them draw at most 10 times the target."""
     count_every_pass: int = 4
     """A backbone counts the choices of one pass in so many."""
     demand_interval_s: float = 30.0

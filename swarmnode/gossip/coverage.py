@@ -6,6 +6,8 @@ What a record claims is weighed, not believed:
 * nodes of one **site** (a /24, a /48, a relay) fail together and are easily invented together: the first replica of an
   expert counts whole, each further one `sibling_weight`, and only `max_siblings` nodes count at all;
 * `fetching` counts half, for `claim_lapse_s` from when it was first seen here, whatever the record's own times say;
+* a record that was not renewed when it should have been (`late`) counts nothing until it is: most of these nodes went
+  without a word, long before their record expires;
 * a suspect (an audit, a slice or a connection failed: told from outside) counts `suspect_weight`;
 * what backbones say they found nobody for is subtracted (`MarketView`).
 """
@@ -14,8 +16,9 @@ from __future__ import annotations
 
 import heapq
 import ipaddress
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -96,12 +99,14 @@ def is_local_site(site: str) -> bool:
 
 @dataclass
 class _Member:
-    """One node's part. `fetching`: range -> when it was first seen here."""
+    """One node's part. `fetching`: range -> when it was first seen here. `late_s`: when its record must be renewed."""
 
     site: str
     weight: int
     serving: tuple[ExpertRange, ...]
     fetching: dict[ExpertRange, float] = field(default_factory=dict)
+    late_s: float = math.inf
+    late: bool = False
 
 
 class Coverage:
@@ -123,7 +128,8 @@ class Coverage:
         self._sites: dict[str, dict[NodeId, _Member]] = {}
         self._suspects: set[NodeId] = set()
         self._claimants: dict[NodeId, _Member] = {}
-        self._lapses: list[tuple[float, NodeId]] = []
+        self._alarms: list[tuple[float, NodeId]] = []
+        """When a node's claims lapse or its record is late."""
         self._units = np.zeros(shape.size, np.int32)
         self._holders = np.zeros(shape.size, np.int32)
         self._replicas: F32 | None = None
@@ -150,8 +156,11 @@ class Coverage:
         """i32 [size]: nodes whose record says `serving`, each counted whole. Not to be changed by the caller."""
         return self._holders
 
-    def update(self, node_id: NodeId, state: StateLike, now_s: float) -> None:
-        """The node's record is now this one. Costs its own size and one pass over the model, not the table."""
+    def update(self, node_id: NodeId, state: StateLike, now_s: float, ttl_s: float = math.inf) -> None:
+        """The node's record is now this one; to be called for every newer one, whatever it says. `ttl_s`: the record's
+        own (records are issued again after a third of it). Costs its own size and one pass over the model, not the
+        table.
+        """
         if node_id == self._own:
             return
         holdings = None if state.leaving else self._holdings(state)
@@ -159,7 +168,6 @@ class Coverage:
             self.remove(node_id)
             return
         before = self._members.get(node_id)
-        serving = tuple(item for item in holdings.serving if self.shape.holds(item))
         # in aligned pieces, so that neighbouring claims that a record merges keep the times they were seen
         claims = [
             piece
@@ -170,12 +178,18 @@ class Coverage:
         member = _Member(
             site=self._site_key(node_id, state),
             weight=self._weight(node_id),
-            serving=serving,
+            serving=tuple(item for item in holdings.serving if self.shape.holds(item)),
             fetching={item: _first_seen(before, item, now_s) for item in claims},
+            late_s=now_s + ttl_s * self._config.late_share,
         )
-        self._replace(node_id, member)
-        for since_s in set(member.fetching.values()):
-            heapq.heappush(self._lapses, (since_s + self._config.claim_lapse_s, node_id))
+        if before is not None and replace(before, late_s=member.late_s) == member:
+            before.late_s = member.late_s
+        else:
+            self._replace(node_id, member)
+        lapse_s = self._config.claim_lapse_s
+        for alarm_s in {since_s + lapse_s for since_s in member.fetching.values()} | {member.late_s}:
+            if alarm_s < math.inf:
+                heapq.heappush(self._alarms, (alarm_s, node_id))
         self.advance(now_s)
 
     def remove(self, node_id: NodeId) -> None:
@@ -191,20 +205,19 @@ class Coverage:
             self._suspects.discard(node_id)
         member = self._members.get(node_id)
         if member is not None and member.weight != self._weight(node_id):
-            self._replace(
-                node_id, _Member(member.site, self._weight(node_id), member.serving, member.fetching)
-            )
+            self._replace(node_id, replace(member, weight=self._weight(node_id)))
 
     def advance(self, now_s: float) -> None:
-        """Claims that are too old count nothing from here on."""
-        while self._lapses and self._lapses[0][0] <= now_s:
-            _, node_id = heapq.heappop(self._lapses)
+        """Claims that are too old, and records that were not renewed in time, count nothing from here on."""
+        while self._alarms and self._alarms[0][0] <= now_s:
+            _, node_id = heapq.heappop(self._alarms)
             member = self._members.get(node_id)
             if member is not None:
                 lapsed_s = now_s - self._config.claim_lapse_s
                 live = {item: since for item, since in member.fetching.items() if since > lapsed_s}
-                if len(live) < len(member.fetching):
-                    self._replace(node_id, _Member(member.site, member.weight, member.serving, live))
+                late = member.late_s <= now_s
+                if late != member.late or len(live) < len(member.fetching):
+                    self._replace(node_id, replace(member, fetching=live, late=late))
 
     def settled(self, item: ExpertRange, since_s: float) -> F32:
         """f32 [count]: replicas of a range we claimed at `since_s`, with others' claims decided.
@@ -252,7 +265,7 @@ class Coverage:
             self._count(member, 1)
             self._members[node_id] = member
             self._sites.setdefault(member.site, {})[node_id] = member
-            if member.fetching:
+            if member.fetching and not member.late:
                 self._claimants[node_id] = member
         for site in {entry.site for entry in (before, member) if entry is not None}:
             self._units += self._site_units(site)
@@ -287,6 +300,8 @@ class Coverage:
     def _member_units(self, member: _Member) -> Units:
         """i32 [size]: a range that is named twice counts once, `serving` before `fetching`."""
         units = np.zeros(self.shape.size, np.int32)
+        if member.late:
+            return units
         for item in member.fetching:
             units[self.shape.slice_of(item)] = member.weight // 2
         for item in member.serving:
@@ -329,13 +344,13 @@ class MarketView:
         counts: F32 = np.maximum(self._coverage.settled(item, since_s) - away, 0)
         return counts
 
-    def set_demand(self, demand: Demand, config: MarketConfig) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """New sketches came in. Replicas that are served now and did not answer are not counted from here on; claims,
         and what is served later, are, until the next sketches tell.
         """
         self._demand = demand
         serving = np.minimum(self._coverage.replicas, self._coverage.holders)
-        self._talked_away = np.minimum(demand.unmet, np.float32(config.max_unmet)) * serving
+        self._talked_away = (demand.unmet * serving).astype(np.float32)
 
 
 def scarcity(replicas: F32, demand: F32, config: MarketConfig) -> F32:

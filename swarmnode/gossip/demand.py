@@ -18,6 +18,8 @@ from swarmnode.config import MarketConfig
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.gossip.sketch import MAX_HOT, MAX_UNMET, SHARE_UNIT, DemandSketch
 
+_NO_PAIR = 0.01
+"""Less than this is the rest of a pair that was long ago."""
 _FOLD_AT = 512
 """Calls of `add` between two foldings: 10 tokens of 48 layers."""
 
@@ -51,13 +53,15 @@ class DemandCounter:
         return self._routed.counts(now_s).reshape(self._shape.n_layer, self._shape.n_expert)
 
     def sketch(self, now_s: float) -> DemandSketch:
-        """What goes into a record. Unmet shares are of the pairs that the short half-life remembers."""
+        """What goes into a record. Unmet: the experts with most unmet pairs, and shares over the short half-life."""
         counts = self._routed.counts(now_s)
-        lately = float(self._routed_lately.counts(now_s).sum())
+        unmet = self._unmet.counts(now_s)
+        lately = np.maximum(self._routed_lately.counts(now_s), 1e-9)
+        total = max(float(counts.sum()), 1e-9)
         return DemandSketch(
             per_s=float(counts.sum()) * self._routed.decay_per_s,
-            hot=_top(counts, float(counts.sum()), MAX_HOT),
-            unmet=_top(self._unmet.counts(now_s), lately, MAX_UNMET),
+            hot=_entries(_largest(counts, MAX_HOT), counts / total),
+            unmet=_entries(_largest(unmet, MAX_UNMET), np.minimum(unmet / lately, 1.0)),
         )
 
 
@@ -92,7 +96,7 @@ def aggregate(votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape, con
         return even_demand(shape)
     chosen = [sites[site] for site in sorted(sites)[: config.max_demand_sites]]
     shares = np.stack([_mean([_dense_shares(sketch, shape) for sketch in group]) for group in chosen])
-    unmet = np.stack([_mean([_unmet_fraction(sketch, shape) for sketch in group]) for group in chosen])
+    unmet = np.stack([_mean([_dense_unmet(sketch, shape) for sketch in group]) for group in chosen])
     share = _trimmed_mean(shares)
     mean = float(share.sum()) / shape.n_total
     per_s = float(np.median([sum(sketch.per_s for sketch in group) for group in chosen]))
@@ -137,14 +141,14 @@ class _Decayed:
             self._sums += np.bincount(np.concatenate(batch), minlength=len(self._sums))
 
 
-def _top(counts: npt.NDArray[np.float64], total: float, most: int) -> dict[int, int]:
-    """Flat number -> share of `total` in SHARE_UNIT, of the `most` largest, without those that round down to 0."""
-    whole = max(total, float(counts.sum()))
-    if whole <= 0.0:
-        return {}
+def _largest(counts: npt.NDArray[np.float64], most: int) -> Flat:
     order = np.argsort(-counts, kind="stable")[:most]
-    shares = counts[order] / whole * SHARE_UNIT
-    return {int(flat): int(share) for flat, share in zip(order, shares, strict=True) if share >= 1.0}
+    return order[counts[order] > _NO_PAIR]
+
+
+def _entries(chosen: Flat, shares: npt.NDArray[np.float64]) -> dict[int, int]:
+    """Flat number -> share in SHARE_UNIT, rounded down; without those that are 0 then."""
+    return {int(flat): int(shares[flat] * SHARE_UNIT) for flat in chosen if shares[flat] * SHARE_UNIT >= 1.0}
 
 
 def _dense_shares(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.float32]:
@@ -156,13 +160,12 @@ def _dense_shares(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.fl
     return shares
 
 
-def _unmet_fraction(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.float32]:
-    """f32 [size]: unmet pairs over all pairs of an expert; those of an expert that is not hot are guessed as even."""
-    shares = _dense_shares(sketch, shape)
-    fraction = np.zeros(shape.size, np.float32)
-    for flat, unmet in _existing(sketch.unmet, shape).items():
-        fraction[flat] = unmet / max(unmet, float(shares[flat]))
-    return fraction
+def _dense_unmet(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.float32]:
+    """f32 [size]: 0 for what is not named."""
+    unmet = np.zeros(shape.size, np.float32)
+    named = _existing(sketch.unmet, shape)
+    unmet[list(named)] = list(named.values())
+    return unmet
 
 
 def _existing(entries: Mapping[int, int], shape: MarketShape) -> dict[int, float]:

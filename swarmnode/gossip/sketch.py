@@ -5,7 +5,8 @@ All integers are little-endian:
     u8 version = 1 | u32 pairs per 1,024 s | list of hot experts | list of unmet experts
     list: u8 entries | entries by flat number (layer * n_expert + expert): varint gap to the one before | u16 share
 
-Shares are in 1/65535 of all pairs. There is one encoding of a sketch; others are refused.
+Shares are in 1/65535: of all pairs for a hot expert, of this expert's own pairs for an unmet one. There is one encoding
+of a sketch; others are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MAX_RATE = 2**32 - 1
 @dataclass(frozen=True)
 class DemandSketch:
     """`per_s`: pairs a second. `hot`: flat expert number -> share of all pairs in 1/65535, of the most wanted (at most
-    MAX_HOT); `unmet`: the same of pairs that no worker computed (at most MAX_UNMET).
+    MAX_HOT). `unmet`: flat expert number -> share of its own pairs that no worker computed (at most MAX_UNMET).
     """
 
     per_s: float
@@ -46,8 +47,8 @@ class DemandSketch:
     def decode_untrusted(cls, data: bytes, size: int) -> DemandSketch:
         """A sketch from a record about a model with flat expert numbers below `size` (n_layer * n_expert).
 
-        ProtocolError (`bad_sketch`) if it is too long, not canonical, names a higher number, or its shares are more
-        than the whole.
+        ProtocolError (`bad_sketch`) if it is too long, not canonical, names a higher number, or its hot experts' shares
+        are more than the whole.
         """
         if len(data) > MAX_SKETCH_BYTES:
             raise _malformed(f"{len(data)} bytes")
@@ -58,6 +59,8 @@ class DemandSketch:
         hot = _decode_list(reader, MAX_HOT, size)
         unmet = _decode_list(reader, MAX_UNMET, size)
         reader.end()
+        if sum(hot.values()) > SHARE_UNIT:
+            raise _malformed("shares of more than the whole")
         return cls(per_s, hot, unmet)
 
 
@@ -89,8 +92,6 @@ def _decode_list(reader: _Reader, most: int, size: int) -> dict[int, int]:
             raise _malformed("a share of nothing")
         entries[flat] = share
         after = flat + 1
-    if sum(entries.values()) > SHARE_UNIT:
-        raise _malformed("shares of more than the whole")
     return entries
 
 

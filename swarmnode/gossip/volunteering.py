@@ -229,11 +229,21 @@ class Volunteer:
         return decisions
 
     def _outbid(self, item: ExpertRange, entry: _Entry, view: View) -> bool:
-        """Whether, now that others' claims are known, something else is much scarcer."""
+        """Whether, now that others' claims are known, something else is much scarcer, or what would be dropped for it
+        is worth as much.
+        """
         demand = view.demand[self._shape.slice_of(item)]
         worth = float(scarcity(view.settled(item, entry.since_s), demand, self._config).mean())
+        for piece in entry.instead_of:
+            if worth <= self._config.exchange_better * self._worth(view, piece):
+                return True
         others = self._pick(view, room_bytes=self._shape.range_bytes([item]), most=1)
         return bool(others) and others[0][0] > self._config.better * worth
+
+    def _worth(self, view: View, item: ExpertRange) -> float:
+        """How scarce a range is without us."""
+        where = self._shape.slice_of(item)
+        return float(scarcity(view.replicas[where], view.demand[where], self._config).mean())
 
     def _may_load(self, item: ExpertRange) -> bool:
         downloads = sum(entry.stage is _Stage.LOADING for entry in self._entries.values())
@@ -266,7 +276,7 @@ class Volunteer:
             return []
         target = np.zeros(self._shape.size, np.float32)
         target[exists] = target_replicas(view.demand[exists], mean, self._config)
-        spare = self._most_spare(counts, target, view.demand)
+        spare = self._most_spare(view, counts, target)
         if spare is None:
             return []
         worth, piece, ample = spare
@@ -283,7 +293,7 @@ class Volunteer:
         needed = lacking / self._runs.run / n_nodes
         return min(max(self._config.surplus_share, needed), self._config.max_surplus_share)
 
-    def _most_spare(self, counts: F32, target: F32, demand: F32) -> tuple[float, ExpertRange, bool] | None:
+    def _most_spare(self, view: View, counts: F32, target: F32) -> tuple[float, ExpertRange, bool] | None:
         """Of what we serve, the piece that is missed least: (its scarcity without us, itself, whether it has more
         than `surplus` times its target). None if giving any up would leave less than a replica.
         """
@@ -291,11 +301,9 @@ class Volunteer:
         spoken_for = {part for entry in self._entries.values() for part in entry.instead_of}
         for item in sorted(self._serving - spoken_for):
             where = self._shape.slice_of(item)
-            if float(counts[where].min()) < 2.0:
-                continue
-            worth = float(scarcity(counts[where] - 1.0, demand[where], self._config).mean())
-            ample = float(counts[where].mean()) > self._config.surplus * float(target[where].mean())
-            found.append((worth, item, ample))
+            if float(counts[where].min()) >= 2.0:
+                ample = float(counts[where].mean()) > self._config.surplus * float(target[where].mean())
+                found.append((self._worth(view, item), item, ample))
         return min(found, default=None)
 
     def _pick(

@@ -105,7 +105,7 @@ class GossipMarket:
             if change.record is None:
                 trader.coverage.remove(change.node_id)
             elif isinstance(change.record, NodeRecord):
-                trader.coverage.update(change.node_id, change.record.state, now_s)
+                trader.coverage.update(change.node_id, change.record.state, now_s, change.record.ttl_s)
         trader.coverage.advance(now_s)
         for item in [item for item, done_s in trader.downloads.items() if done_s <= now_s]:
             del trader.downloads[item]

@@ -57,15 +57,6 @@ def cold_start(size: Size, plan: MarketPlan, seconds: int, demand: Demand | None
     return sim
 
 
-def seconds_until(size: Size, plan: MarketPlan, covered: float, most: int) -> int:
-    """How long after a cold start so large a share of the experts is served."""
-    sim = MarketSim(plan)
-    sim.join(size.budgets_bytes)
-    while sim.figures().covered < covered and sim.now_s < most:
-        sim.run(5)
-    return sim.now_s
-
-
 def churn(
     sim: MarketSim, budgets: Iterable[int], minutes: int, per_minute: float, crashing: float
 ) -> list[Figures]:

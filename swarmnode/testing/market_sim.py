@@ -44,7 +44,7 @@ class MarketPlan:
     fastest_bytes_per_s: float = 6e6
     publish_interval_s: int = 5
     ttl_s: int = 600
-    """Records are issued again after a third; so one of a crashed node stands for 400 to 600 s more."""
+    """Records are issued again after a third; one that was not counts nothing after `config.late_share`."""
     sync_s: int = 60
     """After a healed partition a node's record is on the other side within so long."""
     sketch_interval_s: int = 20
@@ -208,7 +208,7 @@ class MarketSim:
         return joined
 
     def leave(self, nodes: Iterable[SimNode], crash: bool) -> None:
-        """Nodes go, with a signed leave that travels as any record, or without: their record expires by its ttl."""
+        """Nodes go, with a signed leave that travels as any record, or without: later their record is late."""
         for node in nodes:
             if not node.alive:
                 continue
@@ -218,23 +218,21 @@ class MarketSim:
             node.downloads.clear()
             rows = self._reachable(node)
             if crash:
-                left_s = int(self.rng.uniform(2 / 3, 1) * self.plan.ttl_s)
-                self._arrivals[self.now_s + left_s].append((node.number, -1, rows))
+                self._arrivals[self._late_s(node)].append((node.number, -1, rows))
             else:
                 self._publish(node, leaving=True)
             self._alive_rows[node.row] = False
             self._free_rows.append(node.row)
 
     def part(self) -> None:
-        """From here on two halves hear nothing of each other; records of the other half expire."""
+        """From here on two halves hear nothing of each other; records of the other half become late."""
         self.parted = True
         for node in self.living():
             node.side = node.number % 2
             self._sides[node.row] = node.side
         for node in self.living():
             other = np.flatnonzero(self._alive_rows & (self._sides != node.side))
-            left_s = int(self.rng.uniform(2 / 3, 1) * self.plan.ttl_s)
-            self._arrivals[self.now_s + left_s].append((node.number, -1, other))
+            self._arrivals[self._late_s(node)].append((node.number, -1, other))
 
     def heal(self) -> None:
         """All hear of all again, within `sync_s`."""
@@ -245,6 +243,11 @@ class MarketSim:
             for when in np.unique(at_s):
                 batch = (node.number, len(node.snapshots) - 1, other[at_s == when])
                 self._arrivals[int(when)].append(batch)
+
+    def _late_s(self, node: SimNode) -> int:
+        """When the record of a node of which nothing more is heard counts nothing: it was issued some time ago."""
+        age_s = min(self.now_s - node.published_s, self.rng.uniform(0, self.plan.ttl_s / 3))
+        return self.now_s + int(self.plan.config.late_share * self.plan.ttl_s - age_s)
 
     def living(self) -> list[SimNode]:
         return [node for node in self.nodes if node.alive]
@@ -347,10 +350,10 @@ class MarketSim:
         return np.flatnonzero(rows)
 
     def _arrive(self, number: int, version: int, rows: Rows) -> None:
-        """Rows that know an older version (or any, at -1: expiry of the version they know) get this one."""
+        """Rows that know an older version (or any, at -1: the version they know is late) get this one."""
         node = self.nodes[number]
         if version < 0 and node.alive and not self.parted:
-            return  # healed before it expired
+            return  # healed before it was late
         rows = rows[self._alive_rows[rows]]
         seen = self._seen[rows, number]
         for old in {*seen.tolist()}:
@@ -422,16 +425,13 @@ class MarketSim:
         """Backbones say what they found nobody for; all views take it into account."""
         votes = [(str(number), self._sketch()) for number in range(self.plan.n_backbones)]
         told = aggregate(votes, self.shape, self.plan.config)
-        unmet = np.minimum(told.unmet, np.float32(self.plan.config.max_unmet))
-        self.talked_away = (self.serving * unmet).astype(np.float32) if unmet.any() else None
+        some = told.unmet.any()
+        self.talked_away = (self.serving * told.unmet).astype(np.float32) if some else None
 
     def _sketch(self) -> DemandSketch:
         holes = np.flatnonzero(self.shape.exists & (self.served == 0) & (self.demand.weight > 0))
-        share = self.demand.weight / self.demand.weight.sum()
-        if len(holes) > MAX_UNMET:
-            holes = holes[np.argsort(-share[holes], kind="stable")[:MAX_UNMET]]
-        unmet = {int(flat): max(1, int(share[flat] * SHARE_UNIT)) for flat in holes}
-        return DemandSketch(1.0, {}, unmet)
+        order = np.argsort(-self.demand.weight[holes], kind="stable")[:MAX_UNMET]
+        return DemandSketch(1.0, {}, dict.fromkeys(map(int, holes[order]), SHARE_UNIT))
 
     def _flat(self, ranges: Iterable[ExpertRange]) -> Rows:
         parts = [np.arange(where.start, where.stop) for where in map(self.shape.slice_of, ranges)]

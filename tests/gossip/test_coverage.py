@@ -154,6 +154,20 @@ def test_a_claim_that_is_repeated_or_shrinks_is_not_young_again() -> None:
     assert at(counted, ExpertRange(2, 0, 4)) == [0.5] * 4
 
 
+def test_a_record_that_is_not_renewed_counts_nothing_until_it_is() -> None:
+    counted = coverage()
+    late_s = 600 * CONFIG.late_share
+    counted.update(node_id(1), state((RUN,)), 0.0, 600)
+    counted.update(node_id(1), state((RUN,)), 200.0, 600)
+    counted.advance(late_s + 1)
+    assert at(counted) == [1] * 4
+    counted.advance(200.0 + late_s)
+    assert at(counted) == [0] * 4
+    assert counted.holders.max() == 1  # as its record says
+    counted.update(node_id(1), state((RUN,)), 500.0, 600)
+    assert at(counted) == [1] * 4
+
+
 def test_suspects_weigh_little_until_they_are_cleared() -> None:
     counted = coverage()
     counted.suspect(node_id(1), True)
@@ -227,10 +241,10 @@ def test_what_backbones_found_nobody_for_is_not_believed() -> None:
     view = MarketView(counted)
     unmet = np.zeros(SHAPE.size, np.float32)
     unmet[SHAPE.slice_of(RUN)] = 1.0
-    view.set_demand(Demand(np.ones(SHAPE.size, np.float32), unmet, 1.0), CONFIG)
-    assert view.replicas[SHAPE.slice_of(RUN)].tolist() == pytest.approx([1 - CONFIG.max_unmet] * 4)
+    view.set_demand(Demand(np.ones(SHAPE.size, np.float32), unmet, 1.0))
+    assert view.replicas[SHAPE.slice_of(RUN)].tolist() == pytest.approx([0] * 4)
     counted.update(node_id(2), state((), (RUN,), address="9.9.9.9:1"), 1.0)
-    assert view.replicas[SHAPE.slice_of(RUN)].tolist() == pytest.approx([1.5 - CONFIG.max_unmet] * 4)
+    assert view.replicas[SHAPE.slice_of(RUN)].tolist() == pytest.approx([0.5] * 4)
     assert view.settled(RUN, 0.5).min() <= view.replicas[SHAPE.slice_of(RUN)].max() + 0.5
 
 

@@ -66,9 +66,9 @@ def test_a_sketch_names_the_most_wanted() -> None:
 
 def test_unmet_pairs_are_told_and_soon_forgotten() -> None:
     counter = DemandCounter(even_shape(), CONFIG)
-    counter.add(0, ids(1, 2, 3, 4), 0.0)
-    counter.add_unmet(0, ids(4), 0.0)
-    assert set(counter.sketch(0.0).unmet) == {4}
+    counter.add(0, ids(1, 2, 3, 3, 3, 4), 0.0)
+    counter.add_unmet(0, ids(3, 4), 0.0)
+    assert counter.sketch(0.0).unmet == {3: SHARE_UNIT // 3, 4: SHARE_UNIT}
     for second in range(600):
         counter.add(0, ids(1, 2, 3, 4), float(second))
     assert counter.sketch(600.0).unmet == {}
@@ -159,15 +159,13 @@ def test_many_backbones_of_one_site_have_one_vote() -> None:
     np.testing.assert_allclose(told.weight, aggregate(votes, shape, CONFIG).weight, rtol=1e-5)
 
 
-def test_unmet_shares_of_cold_experts_mean_that_nobody_answers() -> None:
+def test_unmet_experts_need_more_than_a_liar() -> None:
     shape = even_shape(3, 16)
-    part = SHARE_UNIT // 48
-    demand = aggregate(
-        [("a", DemandSketch(1.0, {3: SHARE_UNIT // 2}, {3: SHARE_UNIT // 4, 9: part}))], shape, CONFIG
-    )
-    assert demand.unmet[3] == pytest.approx(0.5, rel=0.01)
-    assert demand.unmet[9] > 0.9
-    assert demand.unmet[10] == 0
+    hole, lie = DemandSketch(1.0, {}, {3: SHARE_UNIT}), DemandSketch(1.0, {}, {3: SHARE_UNIT, 4: SHARE_UNIT})
+    assert aggregate([("a", hole)], shape, CONFIG).unmet.nonzero()[0].tolist() == [3]
+    demand = aggregate([("a", hole), ("b", hole), ("c", lie), ("d", hole)], shape, CONFIG)
+    assert demand.unmet[3] == 1
+    assert demand.unmet[4] == 0
 
 
 def test_sketches_of_experts_that_do_not_exist_count_nothing() -> None:
