@@ -115,7 +115,7 @@ class Market:
         elif isinstance(change.record, NodeRecord):
             if change.node_id == self._node_id:
                 self._volunteer.published(now_s)
-            self._coverage.update(change.node_id, change.record.state, now_s)
+            self._coverage.update(change.node_id, change.record.state, now_s, change.record.ttl_s)
         else:
             self._coverage.remove(change.node_id)
 
@@ -128,7 +128,7 @@ class Market:
             node = self._gossip.table.get(record.node_id)
             if sketch is not None and node is not None:
                 votes.append((site_of(node.state.addresses, node.state.relays), sketch))
-        self._view.set_demand(aggregate(votes, self._shape, self._config.market), self._config.market)
+        self._view.set_demand(aggregate(votes, self._shape, self._config.market))
 
     def _sketch(self, record: DemandRecord) -> DemandSketch | None:
         for item in record.models:
