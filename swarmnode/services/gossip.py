@@ -20,7 +20,7 @@ from swarmnode.gossip.table import Change, RecordTable
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.services.connections import Connections
 from swarmnode.wire.constants import TrafficClass
-from swarmnode.wire.messages import GossipDigest, GossipHave, GossipLink, GossipWant, Message
+from swarmnode.wire.messages import GossipDigest, GossipHave, GossipLink, GossipWant, Message, Refused
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +149,9 @@ class GossipService:
         except ProtocolError as error:
             self._core.failed(outgoing, trio.current_time())
             peer.close(error.code, error.reason)
+        except RequestRefusedError as error:  # an answer as well: it is not asked again at once
+            refused = Refused(error.code, error.reason, error.retry_after_ms)
+            self._core.receive_untrusted(outgoing, refused, b"", trio.current_time())
         except (RemoteError, trio.TooSlowError):
             self._core.failed(outgoing, trio.current_time())
         self._pump()
