@@ -7,6 +7,8 @@ expert by saying so while those who use it find nobody who computes it.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,34 +37,50 @@ class DemandCounter:
     def __init__(self, shape: MarketShape, config: MarketConfig) -> None:
         self._shape = shape
         self._routed = _Decayed(shape.size, config.demand_half_life_s)
+        self._lately = _Decayed(shape.size, config.unmet_half_life_s)
         self._unmet = _Decayed(shape.size, config.unmet_half_life_s)
-        self._routed_lately = _Decayed(shape.size, config.unmet_half_life_s)
+        self._pending: deque[Flat] = deque()
+        self._pending_unmet: deque[Flat] = deque()
+        self._fold_every_s = config.unmet_half_life_s / 100
+        self._fold_s = -math.inf
 
     def add(self, layer: int, ids: npt.NDArray[np.int32], now_s: float) -> None:
         """The gate chose `ids` (i32, any shape) of `layer`. Cheap: copied and put aside, counted every 512 calls."""
-        flat = ids.ravel() + np.int64(layer * self._shape.n_expert)
-        self._routed.add(flat, now_s)
-        self._routed_lately.add(flat, now_s)
+        self._put_aside(self._pending, layer, ids, now_s)
 
     def add_unmet(self, layer: int, ids: npt.NDArray[np.int32], now_s: float) -> None:
         """These pairs of `add` were computed here, for no worker had them in time (not: because here was faster)."""
-        self._unmet.add(ids.ravel() + np.int64(layer * self._shape.n_expert), now_s)
+        self._put_aside(self._pending_unmet, layer, ids, now_s)
 
     def counts(self, now_s: float) -> npt.NDArray[np.float64]:
         """f64 [n_layer, n_expert]: decayed pairs."""
-        return self._routed.counts(now_s).reshape(self._shape.n_layer, self._shape.n_expert)
+        self._fold(now_s)
+        return self._routed.sums.reshape(self._shape.n_layer, self._shape.n_expert).copy()
 
     def sketch(self, now_s: float) -> DemandSketch:
         """What goes into a record. Unmet: the experts with most unmet pairs, and shares over the short half-life."""
-        counts = self._routed.counts(now_s)
-        unmet = self._unmet.counts(now_s)
-        lately = np.maximum(self._routed_lately.counts(now_s), 1e-9)
+        self._fold(now_s)
+        counts, unmet = self._routed.sums, self._unmet.sums
+        lately = np.maximum(self._lately.sums, 1e-9)
         total = max(float(counts.sum()), 1e-9)
         return DemandSketch(
             per_s=float(counts.sum()) * self._routed.decay_per_s,
             hot=_entries(_largest(counts, MAX_HOT), counts / total),
             unmet=_entries(_largest(unmet, MAX_UNMET), np.minimum(unmet / lately, 1.0)),
         )
+
+    def _put_aside(self, pending: deque[Flat], layer: int, ids: npt.NDArray[np.int32], now_s: float) -> None:
+        pending.append(ids.ravel() + np.int64(layer * self._shape.n_expert))
+        if len(pending) >= _FOLD_AT or now_s >= self._fold_s:
+            self._fold(now_s)
+
+    def _fold(self, now_s: float) -> None:
+        """Everything that was put aside counts as of now."""
+        self._fold_s = now_s + self._fold_every_s
+        routed = _counted(self._pending, self._shape.size)
+        self._routed.add(routed, now_s)
+        self._lately.add(routed, now_s)
+        self._unmet.add(_counted(self._pending_unmet, self._shape.size), now_s)
 
 
 @dataclass(frozen=True)
@@ -81,12 +99,15 @@ def even_demand(shape: MarketShape) -> Demand:
     return Demand(shape.exists.astype(np.float32), np.zeros(shape.size, np.float32), 0.0)
 
 
-def aggregate(votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape, config: MarketConfig) -> Demand:
+def aggregate(
+    votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape, config: MarketConfig, salt: bytes = b""
+) -> Demand:
     """One demand from (site, sketch) pairs; a site (coverage.site_of) has one vote however many backbones it has.
 
     Every expert's share is the mean over sites after a quarter of the values at each end (at least one, from three
     sites on) was left out, so that fewer liars than that move it only within what honest sites say. Silent ones (no
-    pairs) have no vote, and beyond `config.max_demand_sites` sites the rest is left out, in the order of their names.
+    pairs) have no vote, and beyond `config.max_demand_sites` sites the rest is left out, in an order by hash with `salt`
+    (the own node's id: so nobody can take all votes of all nodes).
     """
     sites: dict[str, list[DemandSketch]] = {}
     for site, sketch in votes:
@@ -94,7 +115,8 @@ def aggregate(votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape, con
             sites.setdefault(site, []).append(sketch)
     if not sites:
         return even_demand(shape)
-    chosen = [sites[site] for site in sorted(sites)[: config.max_demand_sites]]
+    order = sorted(sites, key=lambda site: hashlib.blake2b(salt + site.encode()).digest())
+    chosen = [sites[site] for site in order[: config.max_demand_sites]]
     shares = np.stack([_mean([_dense_shares(sketch, shape) for sketch in group]) for group in chosen])
     unmet = np.stack([_mean([_dense_unmet(sketch, shape) for sketch in group]) for group in chosen])
     share = _trimmed_mean(shares)
@@ -104,41 +126,33 @@ def aggregate(votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape, con
 
 
 class _Decayed:
-    """Sums that halve every half-life, brought up to date only when something is folded in or read."""
+    """Sums that halve every half-life. `sums` f64 [size]: as of the last `add`."""
 
     def __init__(self, size: int, half_life_s: float) -> None:
+        self.sums = np.zeros(size, np.float64)
         self._half_life_s = half_life_s
-        self._sums = np.zeros(size, np.float64)
-        self._as_of_s = -np.inf
-        self._pending: deque[Flat] = deque()
-        self._fold_s = -np.inf
-        """When what is pending has to be folded in at the latest: a hundredth of a half-life after the last time."""
+        self._as_of_s = -math.inf
 
     @property
     def decay_per_s(self) -> float:
-        """Steady counts times this are the rate: ln 2 / half-life."""
-        return float(np.log(2.0)) / self._half_life_s
+        """Steady sums times this are the rate: ln 2 / half-life."""
+        return math.log(2.0) / self._half_life_s
 
-    def add(self, flat: Flat, now_s: float) -> None:
-        self._pending.append(flat)
-        if len(self._pending) >= _FOLD_AT or now_s >= self._fold_s:
-            self._fold(now_s)
-
-    def counts(self, now_s: float) -> npt.NDArray[np.float64]:
-        self._fold(now_s)
-        return self._sums.copy()
-
-    def _fold(self, now_s: float) -> None:
-        """Everything pending counts as of now."""
-        self._fold_s = now_s + self._half_life_s / 100
-        batch: list[Flat] = []
-        while self._pending:
-            batch.append(self._pending.popleft())
+    def add(self, counts: npt.NDArray[np.int64], now_s: float) -> None:
         if now_s > self._as_of_s:
-            self._sums *= 0.5 ** ((now_s - self._as_of_s) / self._half_life_s)
+            self.sums *= 0.5 ** ((now_s - self._as_of_s) / self._half_life_s)
             self._as_of_s = now_s
-        if batch:
-            self._sums += np.bincount(np.concatenate(batch), minlength=len(self._sums))
+        self.sums += counts
+
+
+def _counted(pending: deque[Flat], size: int) -> npt.NDArray[np.int64]:
+    """i64 [size], and empties what was put aside."""
+    batch: list[Flat] = []
+    while pending:
+        batch.append(pending.popleft())
+    if not batch:
+        return np.zeros(size, np.int64)
+    return np.bincount(np.concatenate(batch), minlength=size)
 
 
 def _largest(counts: npt.NDArray[np.float64], most: int) -> Flat:
