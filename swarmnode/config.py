@@ -42,6 +42,9 @@ class WireConfig:
     """Largest read from a socket."""
     bulk_step_bytes: int = 64 * KIB
     """Largest read and write on a connection of class BULK: rows on other connections wait for one (50 us)."""
+    bulk_held_bytes: int = 1 * MIB
+    """What the kernel may hold of a connection of class BULK: nothing more urgent waits behind it, and the two ends need
+    not take turns (a fifth more speed on loopback)."""
     min_progress_bytes_per_s: int = 16 * KIB
     """A connection that is slower than this, over two ping intervals in the middle of one message, is closed."""
     max_held_bytes: int = 64 * MIB
@@ -270,7 +273,10 @@ class StoreConfig:
     """While rows travelled with one of the sources so recently (a decode step and its compute), blocks come one at a
     time, and ..."""
     rest_share: float = 1.0
-    """... a source is left in peace for so many times as long as its last block took: half of the path is free."""
+    """... a source is left in peace for so many times as long as its last block took, ..."""
+    max_rest_s: float = 0.05
+    """... at most this: rows find a fast path and the processors free half of the time, a path of 20 Mbit/s, where a
+    block takes 100 ms, one third."""
     max_flight_bytes: int = 8 * MIB
     """Memory of the blocks, of all sources, that were asked for and are not on disk yet."""
     takeover_s: float = 1.0
@@ -405,9 +411,10 @@ class GossipConfig:
     """Records of nodes of one IPv4 /24 or IPv6 /48: every address of a /24."""
     max_source_share: float = 0.5
     """Most of max_records that one peer may have brought."""
-    eviction_sample: int = 8
-    """Of so many records, at random, the one whose node is known for the shortest time goes: with 7 of 8 records from
-    a flood, one that stood before is lost once in 16 million times."""
+    eviction_sample: int = 16
+    """Of so many records, at random, the one whose node is known for the shortest time goes. Where a share h stood
+    before a flood, one of these is lost with probability h ** 16 a time: for a third once in 43 million, for a half
+    once in 65,536."""
     max_gone: int = 32_768
     """Versions remembered of nodes that left or expired, so that stale copies do not come back; 200 B each."""
     gone_s: float = 3600.0
@@ -427,7 +434,9 @@ class GossipConfig:
     work_burst: int = 512
     busy_retry_ms: int = 1000
     request_timeout_s: float = 10.0
-    """Longest wait for an answer; then another peer is asked."""
+    """Longest wait for an answer; then the peer is not asked for as long again."""
+    patience_s: float = 2.0
+    """A record that was asked for and did not come within this time is asked for at another peer, too."""
     max_jumps: int = 3
     """Times within max_ttl_s that we jump above a higher version of our own key: a restored disk needs one, another
     live holder of the key would answer for ever."""
@@ -463,6 +472,9 @@ class NodeApiConfig:
     """Shards sent at a time; more are refused with status 429."""
     shard_piece_bytes: int = 256 * KIB
     """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (50 us)."""
+    threads: int = 2
+    """Threads that read shards and make JSON: one reads 2 GB/s from the page cache, and a disk that is asked twice at a
+    time is fast enough."""
     max_nodes: int = 1024
     """Nodes listed in GET /api/swarm, connected ones first: 300 KB of JSON."""
     scarcest: int = 8

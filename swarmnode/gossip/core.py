@@ -116,7 +116,8 @@ class GossipCore:
         self._own = OwnRecords(key, network_bytes, config, incarnation, rng)
         self._overlay = Overlay(config, rng)
         self._output: list[Outgoing] = []
-        self._asked: dict[bytes, NodeId] = {}
+        self._asked: dict[bytes, tuple[NodeId, float]] = {}
+        """Whom we asked last for a record, and when."""
         self._tellable: set[NodeId] = set()
         self._askable: set[NodeId] = set()
         self._upkeep_s = -math.inf
@@ -169,11 +170,6 @@ class GossipCore:
         known.sync_s = now_s + self._config.first_sync_s * self._rng.random()
         self.table.pin(peer, True)
         self._upkeep_s = -math.inf
-        if (
-            self._view.scope != "all"
-        ):  # our own records need not be in our view, so comparing would not bring them
-            for record_id in self.table.ids_of(self.node_id):
-                self._note_pending(known, record_id, now_s)
 
     def disconnected(self, peer: NodeId, now_s: float) -> None:
         """The last connection to a peer closed."""
@@ -194,10 +190,7 @@ class GossipCore:
         if now_s < self._upkeep_s:
             return
         self._upkeep_s = now_s + UPKEEP_S
-        for node_id in list(self._askable):
-            peer = self._overlay.get(node_id)
-            if peer is not None:
-                self._ask(peer, now_s)
+        self._ask_all(now_s)
         self._keep_links(now_s)
         self._compare_due(now_s)
 
@@ -211,12 +204,14 @@ class GossipCore:
             for record_id in again:
                 self._note_pending(peer, record_id, now_s)
         elif isinstance(sent.message, GossipWant):
-            self._release(peer)
+            self._release(peer, keep_offers=True)
+            peer.next_ask_s = now_s + self._config.request_timeout_s  # meanwhile others are asked
+            self._ask_all(now_s)
         elif isinstance(sent.message, GossipDigest):
             peer.comparing = False
+            peer.sync_s = now_s + self._config.request_timeout_s
         elif isinstance(sent.message, GossipLink):
             peer.linking = False
-            peer.next_link_s = now_s + self._config.link_retry_s
 
     def receive_untrusted(
         self, sent: Outgoing, reply: Message, body: bytes | memoryview, now_s: float
@@ -239,6 +234,7 @@ class GossipCore:
         elif isinstance(sent.message, GossipWant):
             self._release(peer, keep_offers=True)  # busy: it is asked again, as others may be
         else:
+            peer.next_link_s = now_s + self._config.link_retry_s
             self.failed(sent, now_s)
 
     def answer_untrusted(
@@ -330,18 +326,25 @@ class GossipCore:
             self._askable.add(peer.node_id)
             self._ask(peer, now_s)
 
+    def _ask_all(self, now_s: float) -> None:
+        for node_id in list(self._askable):
+            peer = self._overlay.get(node_id)
+            if peer is not None:
+                self._ask(peer, now_s)
+
     def _ask(self, peer: Peer, now_s: float) -> None:
-        """Want what the peer offers and nobody else was asked for, as many as we may check."""
-        if peer.wanted is not None:
+        """Want what the peer offers and nobody else was asked for just now, as many as we may check."""
+        if peer.wanted is not None or now_s < peer.next_ask_s:
             return
         most = min(c.MAX_GOSSIP_WANTED, int(peer.checks.left(now_s)))
+        patient_s = now_s - self._config.patience_s
         wanted: list[bytes] = []
         for record_id in list(peer.offers):
             if len(wanted) >= most:
                 break
             if self.table.hear(record_id, peer.offers[record_id], now_s):
                 del peer.offers[record_id]
-            elif record_id not in self._asked:
+            elif record_id not in self._asked or self._asked[record_id][1] <= patient_s:
                 wanted.append(record_id)
         if not peer.offers:
             self._askable.discard(peer.node_id)
@@ -350,14 +353,15 @@ class GossipCore:
         peer.checks.take(len(wanted), now_s)
         peer.wanted = tuple(wanted)
         for record_id in wanted:
-            self._asked[record_id] = peer.node_id
+            self._asked[record_id] = (peer.node_id, now_s)
         self._send(peer, GossipWant(), b"".join(wanted))
 
     def _release(self, peer: Peer, keep_offers: bool = False) -> tuple[bytes, ...]:
         """The peer's GossipWant is over, either way: others may be asked. What was wanted."""
         wanted, peer.wanted = peer.wanted or (), None
         for record_id in wanted:
-            self._asked.pop(record_id, None)
+            if record_id in self._asked and self._asked[record_id][0] == peer.node_id:
+                del self._asked[record_id]
             if not keep_offers:
                 peer.offers.pop(record_id, None)
         return wanted
@@ -508,9 +512,9 @@ class GossipCore:
 
     def _tell_own(self, peer: Peer, now_s: float) -> None:
         """A new neighbour may have missed what we issued before the link."""
-        if peer.linked:
-            for record_id in self.table.ids_of(self.node_id):
-                self._note_pending(peer, record_id, now_s)
+        for record in self.table.of(self.node_id):
+            if peer.linked and peer.view.matches(record):
+                self._note_pending(peer, record.id, now_s)
 
 
 def _work_of(message: Message, body_bytes: int) -> float:

@@ -24,6 +24,7 @@ class Peer:
         "comparing",
         "linked",
         "linking",
+        "next_ask_s",
         "next_link_s",
         "node_id",
         "offers",
@@ -55,6 +56,8 @@ class Peer:
         """Ids (and ages) it has and we do not."""
         self.wanted: tuple[bytes, ...] | None = None
         """Ids of the GossipWant under way."""
+        self.next_ask_s = -math.inf
+        """Not asked for records before this: it owes an answer."""
         self.comparing = False
         self.sync_s = math.inf
         """When to compare all records with it; infinite: not specially."""

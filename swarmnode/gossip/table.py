@@ -169,10 +169,10 @@ class RecordTable:
         """Ids of all records, in no order."""
         return list(self._ids)
 
-    def ids_of(self, node_id: NodeId) -> list[bytes]:
-        """Ids of the node's records."""
+    def of(self, node_id: NodeId) -> list[Record]:
+        """The node's records, of every kind."""
         entries = [self._entries.get(record_key(node_id, kind)) for kind in (NODE, DEMAND)]
-        return [entry.record.id for entry in entries if entry is not None]
+        return [entry.record for entry in entries if entry is not None]
 
     @property
     def conflicts(self) -> dict[NodeId, int]:

@@ -280,10 +280,18 @@ class GossipSim:
 
     # -- measuring
 
-    def track(self, record: Record) -> None:
-        """Count hops of this record from its node on."""
+    def spread(self, origin: SimNode, state: OwnState, limit_s: float = 30.0) -> dict[NodeId, int]:
+        """Publish this state (not the one before) and wait until all live nodes have it: node -> hops."""
+        before = origin.table.get(origin.node_id)
+        origin.publish(state)
+        while (record := origin.table.get(origin.node_id)) is before:
+            self.run(self._tick_s)  # changes wait for issue_interval_s
+        assert record is not None
         self._tracked = record.id
-        self.hops = {record.node_id: 0}
+        self.hops = {origin.node_id: 0}
+        self.run_until(lambda: len(self.hops) >= len(self.alive()), limit_s)
+        self._tracked = b""
+        return self.hops
 
     def warm(self, share_known: float = 1.0) -> None:
         """Give every node's records to (a random share of) all live nodes without messages: a swarm that has stood."""

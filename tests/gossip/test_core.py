@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -195,7 +196,7 @@ def test_a_stopped_node_that_lost_its_state_and_clock_is_heard_again() -> None:
 def test_two_live_holders_of_a_key_are_flagged() -> None:
     witnesses = [core_of(1), core_of(2)]
     clones = [core_of(3), core_of(3)]
-    connect(*witnesses)
+    connect(witnesses[0], witnesses[1])
     for witness, clone in zip(witnesses, clones, strict=True):
         connect(witness, clone)
         clone.publish(state_of(), 0.0, WALL_S)
@@ -482,6 +483,7 @@ def test_any_messages(steps: list[tuple[bool, int, bytes]]) -> None:
     for now_s, (incoming, number, body) in enumerate(steps):
         core.tick(float(now_s), WALL_S)
         sent += core.take_output()
+        step: Callable[[], object]
         if incoming:
             step = partial(core.answer_untrusted, PEER, MESSAGES[number], body, float(now_s))
         else:
