@@ -167,6 +167,8 @@ class SecureStream:
         self._received_at_s = trio.current_time()
         if self.connection.connection_class is ConnectionClass.BULK:
             self._max_write_bytes = self._max_read_bytes = self._config.bulk_step_bytes
+            if (hold := getattr(self._stream, "hold", None)) is not None:
+                hold(self._config.bulk_held_bytes)
         if self._deliver(self._early, on_event):
             return
         self._early = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -59,6 +60,12 @@ class TcpStream(trio.abc.Stream):
         """See trio.abc.AsyncResource."""
         await self._stream.aclose()
 
+    def hold(self, n_bytes: int) -> None:
+        """Let the kernel take so many bytes ahead of what it can send, where it can be told."""
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with suppress(OSError):
+                self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, n_bytes)
+
     def send_now(self, data: bytes | bytearray | memoryview) -> int:
         """See SendsNow. trio has no call for it; the descriptor is its own, and it is non-blocking."""
         descriptor = self._stream.socket.fileno()
@@ -73,7 +80,7 @@ class TcpStream(trio.abc.Stream):
 def _local_host(stream: trio.SocketStream) -> str | None:
     try:
         return str(stream.socket.getsockname()[0])
-    except OSError:  # gone already
+    except (OSError, IndexError):  # gone already, or a pair of sockets without names
         return None
 
 

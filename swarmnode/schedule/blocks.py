@@ -72,7 +72,7 @@ class _Source(Generic[B]):
     arrived_s: float = -math.inf
     paused_until_s: float = -math.inf
     rests_until_s: float = -math.inf
-    """Only while rows travel: as long as its last block took, times `rest_share`."""
+    """Only while rows travel: as long as its last block took, times `rest_share`, at most `max_rest_s`."""
 
 
 class BlockScheduler(Generic[B]):
@@ -139,13 +139,13 @@ class BlockScheduler(Generic[B]):
         return None
 
     def arrived(self, node: NodeId, block: B, n_bytes: int, now_s: float) -> tuple[NodeId, ...]:
-        """A block came whole; `stored` follows. Returns the other sources that were asked for it, whose answers are no longer wanted."""
+        """A block came whole; `stored` follows. Returns the other sources that were asked for it: wanted no more."""
         source = self._sources[node]
         asked_s = source.asked_s.pop(block)
         since_s = now_s - max(asked_s, source.arrived_s)
         source.arrived_s = now_s
         source.n_storing += 1
-        source.rests_until_s = now_s + self._config.rest_share * since_s
+        source.rests_until_s = now_s + min(self._config.rest_share * since_s, self._config.max_rest_s)
         source.standing.arrived(n_bytes, now_s - asked_s, since_s)
         del self._n_holders[block]
         others = [other for other in self._sources.values() if block in other.asked_s]

@@ -61,17 +61,19 @@ class Incoming:
         wanted = holdings_of(ranges)
         for path in self._folder.iterdir():
             key = self._key_of(path)
-            if key is None or key[1] not in wanted.get(key[0], ()):
+            if key is None:
                 self._delete(path)
+            elif key[1] not in wanted.get(key[0], ()):
+                self.drop(key)
 
     def has(self, key: SlabKey) -> bool:
         """Whether the slab is whole, and its hash right."""
-        with self._mutex:
-            if key in self._sealed:
-                return True
         path = self._slab_path(key)
         if not path.exists():
             return False
+        with self._mutex:
+            if key in self._sealed:
+                return True
         if self._is_right(path, key):  # of an earlier process
             self._mark_sealed(key)
             return True
@@ -203,7 +205,7 @@ class Incoming:
         return self._folder / f"{_stem(key)}.{block_bytes}.part"
 
     def _key_of(self, path: Path) -> SlabKey | None:
-        """The slab that a file of this folder belongs to, None if it is none of this model's or too long."""
+        """The slab that a file of this folder belongs to, None if it is none of this model's, too long or gone."""
         match = _NAME.fullmatch(path.name)
         layer = None if match is None else self._manifest.layers.get(int(match[1]))
         if match is None or layer is None or int(match[2]) >= self._manifest.n_expert:
@@ -212,7 +214,11 @@ class Incoming:
             return None
         n_bytes = layer.layout.tensor(match[3]).n_bytes
         most_bytes = n_bytes + (n_bytes if match[4] is None else -(-n_bytes // int(match[4])))
-        return (int(match[1]), int(match[2]), match[3]) if path.stat().st_size <= most_bytes else None
+        try:
+            is_sound = path.stat().st_size <= most_bytes
+        except FileNotFoundError:  # gone meanwhile
+            return None
+        return (int(match[1]), int(match[2]), match[3]) if is_sound else None
 
     def _delete(self, path: Path) -> None:
         with suppress(OSError):

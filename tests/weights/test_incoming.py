@@ -130,8 +130,11 @@ def test_only_wanted_ranges_stay(incoming: Incoming, mixed: ModelIndex) -> None:
     for key in keys:
         put(incoming, mixed, range(0, BLOCK, BLOCK), key)
     assert incoming.ranges() == (ExpertRange(0, 1, 2), ExpertRange(2, 1, 1))
+    incoming.add(KEY, mixed.slab(*KEY))
+    assert incoming.has(KEY)
     incoming.keep_only([ExpertRange(0, 2, 4), ExpertRange(1, 0, 6)])
     assert incoming.ranges() == (ExpertRange(0, 2, 1),)
+    assert not incoming.has(KEY)
 
 
 def test_a_block_that_the_disk_refuses_is_missing(incoming: Incoming, mixed: ModelIndex) -> None:
