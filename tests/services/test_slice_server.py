@@ -24,7 +24,7 @@ from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.weights.store import SliceStore
 from swarmnode.wire.messages import ManifestGet, ManifestReply, Slice, SliceGet
-from tests.net.nodes import endpoint, serve_on
+from tests.net.nodes import HANDLERS, endpoint, experts, serve_on
 from tests.services.source import CONFIG, Source
 
 HELD = ExpertRange(1, 2, 2)
@@ -127,6 +127,34 @@ async def test_slices_go_from_worker_to_worker(source: Source, tmp_path: Path) -
         async with asking(manifest, second) as peer:
             _, body = await peer.request(get(manifest, 1, 2, "ffn_gate_exps", 0, 4096))
     assert body == source.index.slab(1, 2, "ffn_gate_exps")[:4096]
+
+
+@pytest.mark.parametrize("end", ["vanishes", "stops reading"])
+async def test_a_downloader_that_goes_delays_no_rows(end: str, source: Source) -> None:
+    """cases.md 30: it has asked for hundreds of blocks; a row of another peer takes its round trip and nothing more."""
+    network = MemoryNetwork(latency_s=0.01)
+    server = SliceServer(source.manifest, source.index, Inline())
+    message = get(source.manifest, 0, 0, "ffn_up_exps", 0, 60_000)
+    async with trio.open_nursery() as nursery:
+        handlers = {**server.handlers, **HANDLERS}
+        address = await serve_on(nursery, network.host("holder"), endpoint(1), handlers)
+        start = partial(dial, network.host("downloader"), address, endpoint(2), handlers={})
+        downloader: Peer = await nursery.start(start)
+        start = partial(dial, network.host("backbone"), address, endpoint(3), handlers={})
+        backbone: Peer = await nursery.start(start)
+        asked = [downloader.begin(message) for _ in range(200)]
+        await trio.sleep(0.05)
+        if end == "vanishes":
+            network.break_all("downloader")
+        else:
+            network.partition({"downloader"}, {"holder"})
+        for _ in range(20):
+            started_s = trio.current_time()
+            await backbone.request(*experts())
+            assert trio.current_time() - started_s <= 0.02 + 1e-9
+            await trio.sleep(0.05)
+        assert all(request is not None for request in asked)
+        nursery.cancel_scope.cancel()
 
 
 async def test_slices_of_a_split_model_with_dense_layers_equal_those_of_the_whole(tmp_path: Path) -> None:
