@@ -106,8 +106,8 @@ def aggregate(
 
     Every expert's share is the mean over sites after a quarter of the values at each end (at least one, from three
     sites on) was left out, so that fewer liars than that move it only within what honest sites say. Silent ones (no
-    pairs) have no vote, and beyond `config.max_demand_sites` sites the rest is left out, in an order by hash with `salt`
-    (the own node's id: so nobody can take all votes of all nodes).
+    pairs) have no vote, and beyond `config.max_demand_sites` sites the rest is left out, in an order by hash with
+    `salt` (the own node's id: so nobody can take all votes of all nodes).
     """
     sites: dict[str, list[DemandSketch]] = {}
     for site, sketch in votes:

@@ -139,7 +139,9 @@ class Volunteer:
 
     @property
     def next_s(self) -> float:
-        """When `decide` wants to be called next; earlier calls decide nothing."""
+        """When `decide` wants to be called next; earlier calls decide nothing. After `served`, `failed` and `freed`: now,
+        for what has settled meanwhile may be downloaded.
+        """
         return self._next_s
 
     @property
@@ -172,17 +174,20 @@ class Volunteer:
 
     def served(self, item: ExpertRange) -> None:
         """A range that was loading passed its self-test."""
+        self._next_s = -math.inf
         if self._entries[item].stage is _Stage.LOADING:
             del self._entries[item]
             self._serving.add(item)
 
     def failed(self, item: ExpertRange, now_s: float) -> None:
         """A download (or what was on disk) came to nothing; the range is left alone for `retry_s`."""
+        self._next_s = -math.inf
         self._remove(item)
         self._avoided[item] = now_s + self._config.retry_s
 
     def freed(self, item: ExpertRange) -> None:
         """Memory and disk of a dropped range are free again."""
+        self._next_s = -math.inf
         self._dropping.discard(item)
 
     # ---- decisions ------------------------------------------------------------------------------------------------
@@ -219,11 +224,13 @@ class Volunteer:
                 self._remove(item)
                 decisions.append(Withdraw(item))
                 continue
+            if len(self.loading) >= self._config.max_downloads:
+                continue
             for part in entry.instead_of:
                 self._drop(part)
                 decisions.append(Drop(part))
             entry.instead_of = ()
-            if self._may_load(item):
+            if self.occupied_bytes + self._shape.range_bytes([item]) <= self._budget_bytes:
                 entry.stage = _Stage.LOADING
                 decisions.append(Fetch(item))
         return decisions
@@ -244,11 +251,6 @@ class Volunteer:
         """How scarce a range is without us."""
         where = self._shape.slice_of(item)
         return float(scarcity(view.replicas[where], view.demand[where], self._config).mean())
-
-    def _may_load(self, item: ExpertRange) -> bool:
-        downloads = sum(entry.stage is _Stage.LOADING for entry in self._entries.values())
-        fits = self.occupied_bytes + self._shape.range_bytes([item]) <= self._budget_bytes
-        return downloads < self._config.max_downloads and fits
 
     def _claim(self, view: View, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []

@@ -36,9 +36,9 @@ class Size:
         return round(sum(self.budgets_bytes) / mean)
 
 
-def slots_of_20(n_nodes: int = 600) -> Size:
-    """Nodes of 20 slots each over 12 x 256 experts of one size."""
-    shape = MarketShape(12, 256, dict.fromkeys(range(12), LARGE_EXPERT_BYTES))
+def slots_of_20(n_nodes: int = 600, n_layer: int = 12) -> Size:
+    """Nodes of 20 slots each over `n_layer` x 256 experts of one size."""
+    shape = MarketShape(n_layer, 256, dict.fromkeys(range(n_layer), LARGE_EXPERT_BYTES))
     return Size(f"{n_nodes} nodes", shape, (20 * LARGE_EXPERT_BYTES,) * n_nodes)
 
 

@@ -97,7 +97,7 @@ def test_a_tenth_of_liars(name: str, kind: str) -> None:
 
 
 def test_hot_experts_get_more_replicas() -> None:
-    size = runs.slots_of_20()
+    size = runs.slots_of_20(150, n_layer=3)
     demand = skewed(size.shape)
     sim = runs.cold_start(size, MarketPlan(size.shape), SETTLE_S, demand)
     assert sim.figures().covered >= 0.999
