@@ -47,7 +47,7 @@ class DemandSketch:
     def decode_untrusted(cls, data: bytes, size: int) -> DemandSketch:
         """A sketch from a record about a model with flat expert numbers below `size` (n_layer * n_expert).
 
-        ProtocolError (`bad_sketch`) if it is too long, not canonical, names a higher number, or its hot experts' shares
+        ProtocolError (`bad_gossip`) if it is too long, not canonical, names a higher number, or its hot experts' shares
         are more than the whole.
         """
         if len(data) > MAX_SKETCH_BYTES:
@@ -65,7 +65,7 @@ class DemandSketch:
 
 
 def _malformed(reason: str) -> ProtocolError:
-    return ProtocolError("bad_sketch", reason)
+    return ProtocolError("bad_gossip", f"a sketch: {reason}")
 
 
 def _encode_list(entries: Mapping[int, int]) -> bytes:

@@ -139,8 +139,8 @@ class Volunteer:
 
     @property
     def next_s(self) -> float:
-        """When `decide` wants to be called next; earlier calls decide nothing. After `served`, `failed` and `freed`: now,
-        for what has settled meanwhile may be downloaded.
+        """When `decide` wants to be called next; earlier calls decide nothing. After `served`, `failed` and `freed`
+        it is now, for what has settled meanwhile may be downloaded.
         """
         return self._next_s
 
