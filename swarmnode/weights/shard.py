@@ -14,11 +14,10 @@ model's short metadata is kept; our keys:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +27,16 @@ from swarmnode.weights.expert_layers import tensor_name
 from swarmnode.weights.gguf_file import DEFAULT_ALIGNMENT, GgufFile
 from swarmnode.weights.gguf_values import ValueType
 from swarmnode.weights.manifest import Manifest
-from swarmnode.weights.slices import ExpertRange, holdings_of
-
-SHARD_VERSION = 1
-
-_VERSION_KEY = "swarmnode.shard_version"
-_MODEL_KEY = "swarmnode.model_id"
-_LAYERS_KEY = "swarmnode.layers"
-
-
-class SlabSource(Protocol):
-    """Where slabs come from: a ModelIndex, a ShardFile, a store."""
-
-    def slab(self, layer: int, expert: int, kind: str) -> memoryview: ...
+from swarmnode.weights.shard_layout import (
+    LAYERS_KEY,
+    MODEL_KEY,
+    SHARD_VERSION,
+    VERSION_KEY,
+    ShardLayout,
+    SlabSource,
+    experts_key,
+)
+from swarmnode.weights.slices import ExpertRange
 
 
 def shard_name(item: ExpertRange) -> str:
@@ -63,61 +59,29 @@ def write_shard(
     manifest (ModelFileError if one differs): for a source whose file the manifest was not just made or loaded for;
     hashing takes three times as long as writing. `sync`: the file survives a power cut, too.
     """
-    ranges = tuple(ranges)
-    if not ranges:
-        raise ModelFileError(f"{path}: a shard of no experts")
-    for item in ranges:
-        if not manifest.holds(item):
-            raise ModelFileError(f"{path}: {item}: {manifest.name} has no such routed experts")
-    holdings = {layer: sorted(experts) for layer, experts in sorted(holdings_of(ranges).items())}
-    with replacing(path, sync=sync) as partial:
-        _write_header(partial, manifest, holdings)
-        with partial.open("ab") as file:
-            file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))
-            for piece in _pieces(path, source, manifest, holdings, check):
-                file.write(piece)
-
-
-def _write_header(path: Path, manifest: Manifest, holdings: Mapping[int, list[int]]) -> None:
-    """Everything before the tensor bytes."""
-    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter  # 130 ms: only for those who write
-
-    with closing(GGUFWriter(path, manifest.architecture)) as writer:
-        for key, value in manifest.metadata.items():
-            item_type = None if value.item_type is None else GGUFValueType(value.item_type)
-            writer.add_key_value(key, value.value, GGUFValueType(value.type), item_type)
-        writer.add_uint32(_VERSION_KEY, SHARD_VERSION)
-        writer.add_string(_MODEL_KEY, manifest.model_id.hex())
-        writer.add_key_value(_LAYERS_KEY, list(holdings), GGUFValueType.ARRAY, GGUFValueType.INT32)
-        for layer, experts in holdings.items():
-            writer.add_key_value(_experts_key(layer), experts, GGUFValueType.ARRAY, GGUFValueType.INT32)
-            for tensor in manifest.layers[layer].layout.tensors:
-                writer.add_tensor_info(
-                    tensor_name(layer, tensor.kind),
-                    (len(experts), tensor.ne1, tensor.ne0),
-                    np.dtype(np.float32),  # not looked at when the type is given
-                    len(experts) * tensor.n_bytes,
-                    raw_dtype=GGMLQuantizationType(tensor.ggml_type),
-                )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
+    try:
+        layout = ShardLayout.of(manifest, ranges)
+    except ModelFileError as error:
+        raise ModelFileError(f"{path}: {error}") from None
+    with replacing(path, sync=sync) as partial, partial.open("wb") as file:
+        file.write(layout.header)
+        for piece in _pieces(path, source, manifest, layout, check):
+            file.write(piece)
 
 
 def _pieces(
-    path: Path, source: SlabSource, manifest: Manifest, holdings: Mapping[int, list[int]], check: bool
+    path: Path, source: SlabSource, manifest: Manifest, layout: ShardLayout, check: bool
 ) -> Iterator[memoryview | bytes]:
     """The tensor bytes: slabs, and zeros to align the next tensor."""
-    for layer, experts in holdings.items():
-        for tensor in manifest.layers[layer].layout.tensors:
-            for expert in experts:
-                slab = source.slab(layer, expert, tensor.kind)
-                if check and not manifest.check_slab(layer, expert, tensor.kind, slab):
-                    raise ModelFileError(
-                        f"{path}: layer {layer}, expert {expert}, {tensor.kind}: not the bytes of the manifest"
-                    )
-                yield slab
-            yield bytes(-(len(experts) * tensor.n_bytes) % DEFAULT_ALIGNMENT)
+    for tensor in layout.tensors:
+        for expert in tensor.experts:
+            slab = source.slab(tensor.layer, expert, tensor.kind)
+            if check and not manifest.check_slab(tensor.layer, expert, tensor.kind, slab):
+                raise ModelFileError(
+                    f"{path}: layer {tensor.layer}, expert {expert}, {tensor.kind}: not the bytes of the manifest"
+                )
+            yield slab
+        yield bytes(-tensor.stop % DEFAULT_ALIGNMENT)
 
 
 class ShardFile:
@@ -130,12 +94,12 @@ class ShardFile:
         """
         self.path = path
         self._file = GgufFile(path)
-        if self._value(_VERSION_KEY, ValueType.UINT32) != SHARD_VERSION:
-            raise ModelFileError(f"{path}: a shard of version {self._value(_VERSION_KEY, ValueType.UINT32)}")
+        if self._value(VERSION_KEY, ValueType.UINT32) != SHARD_VERSION:
+            raise ModelFileError(f"{path}: a shard of version {self._value(VERSION_KEY, ValueType.UINT32)}")
         self.model_id = self._model_id()
-        layers = self._ascending(_LAYERS_KEY)
+        layers = self._ascending(LAYERS_KEY)
         self.experts: Mapping[int, tuple[int, ...]] = MappingProxyType(
-            {layer: self._ascending(_experts_key(layer)) for layer in layers}
+            {layer: self._ascending(experts_key(layer)) for layer in layers}
         )
         self._position = {
             (layer, expert): i for layer, held in self.experts.items() for i, expert in enumerate(held)
@@ -194,11 +158,11 @@ class ShardFile:
         return stored.value
 
     def _model_id(self) -> bytes:
-        text = self._value(_MODEL_KEY, ValueType.STRING)
+        text = self._value(MODEL_KEY, ValueType.STRING)
         try:
             model_id = bytes.fromhex(text)
         except ValueError as error:
-            raise ModelFileError(f"{self.path}: {_MODEL_KEY} is not hexadecimal") from error
+            raise ModelFileError(f"{self.path}: {MODEL_KEY} is not hexadecimal") from error
         return model_id
 
     def _ascending(self, key: str) -> tuple[int, ...]:
@@ -207,7 +171,3 @@ class ShardFile:
         if not numbers or numbers[0] < 0 or any(a >= b for a, b in pairwise(numbers)):
             raise ModelFileError(f"{self.path}: {key} is not an ascending list of ids")
         return numbers
-
-
-def _experts_key(layer: int) -> str:
-    return f"swarmnode.layer.{layer}.experts"
