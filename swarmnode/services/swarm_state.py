@@ -1,4 +1,4 @@
-"""The swarm as this backbone sees it, for GET /api/swarm and `swarmnode demo`."""
+"""The swarm as this backbone sees it, for GET /api/swarm, `swarmnode status` and `swarmnode demo`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from typing import Any
 import trio
 
 from swarmnode.config import DispatchConfig
+from swarmnode.services.gossip_state import GossipState
 from swarmnode.services.members import Members, Standing, Worker
 from swarmnode.services.remote_experts import WireForm
 from swarmnode.weights.manifest import Manifest
 
 
-@dataclass(frozen=True)
+@dataclass
 class SwarmState:
-    """Answers `as_dict` with plain JSON values."""
+    """Answers `as_dict` with plain JSON values. `gossip`: what is known beyond our workers, once there is gossip."""
 
     manifest: Manifest
     members: Members
     form: WireForm
     config: DispatchConfig
+    gossip: GossipState | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Model, coverage and workers now."""
         manifest = self.manifest
         covered, _ = self.coverage()
-        return {
+        heard = {} if self.gossip is None else self.gossip.as_dict()
+        return heard | {
             "model": manifest.name,
             "model_id": manifest.model_id.hex(),
             "layers": len(manifest.layers),
