@@ -20,7 +20,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from swarmnode.api.answers import explain, failure, on_crash, on_http_error, refusal
+from swarmnode.api.body import read_body
 from swarmnode.api.guard import LoopbackGuard
+from swarmnode.api.node_routes import NodeApi, node_routes
 from swarmnode.api.openai import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
@@ -31,7 +33,7 @@ from swarmnode.api.openai import (
 )
 from swarmnode.api.prompts import Prompts, parse_body_untrusted
 from swarmnode.config import ApiConfig
-from swarmnode.errors import SwarmError, UsageError
+from swarmnode.errors import SwarmError
 from swarmnode.models.chat import ChatTemplate
 from swarmnode.services.engine import DoneEvent, Engine, GenerateRequest, TokenEvent
 from swarmnode.services.runners import Runner, Threads
@@ -55,6 +57,8 @@ class Served:
     threads: Runner = field(default_factory=lambda: Threads(ApiConfig.prompt_threads))
     """Where prompts become tokens."""
     config: ApiConfig = field(default_factory=ApiConfig)
+    node: NodeApi | None = None
+    """What the node-local routes work with; None: there are none."""
 
 
 def build_app(served: Served) -> Starlette:
@@ -67,6 +71,7 @@ def build_app(served: Served) -> Starlette:
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/api/swarm", routes.swarm),
+            *(node_routes(served.node) if served.node is not None else ()),
         ],
         middleware=[Middleware(LoopbackGuard)],
         exception_handlers={HTTPException: on_http_error, Exception: on_crash},
@@ -102,7 +107,9 @@ class _Routes:
     async def _answer(self, request: Request, parse: Parse, *, chat: bool) -> Response:
         served = self._served
         try:
-            asked = await served.threads.run(partial(parse_body_untrusted, await _body(request), parse))
+            asked = await served.threads.run(
+                partial(parse_body_untrusted, await read_body(request, MAX_BODY_BYTES), parse)
+            )
             if asked.model not in (None, served.model_name):
                 message = (
                     f"there is no model {asked.model!r} here; this backbone serves {served.model_name!r}"
@@ -193,16 +200,6 @@ async def _cancel_when_gone(request: Request, scope: trio.CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async with aclosing(request.stream()) as pieces:
-        async for piece in pieces:
-            body += piece
-            if len(body) > MAX_BODY_BYTES:
-                raise UsageError(f"the body is larger than {MAX_BODY_BYTES} bytes")
-    return bytes(body)
 
 
 def _sse(value: dict[str, Any]) -> str:

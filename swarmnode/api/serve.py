@@ -12,21 +12,29 @@ from hypercorn.config import Sockets
 from hypercorn.trio import serve as hypercorn_serve
 from starlette.applications import Starlette
 
+from swarmnode.config import ApiConfig
+
 log = logging.getLogger(__name__)
+
+CAN_TIME_OUT = hasattr(socket, "TCP_USER_TIMEOUT")
+"""Linux and Android. Elsewhere a client that stalls keeps its connection, and one piece of its answer, for ever."""
 
 
 async def run(
     app: Starlette,
     listener: trio.SocketListener,
     *,
+    stalled_s: float = ApiConfig.stalled_s,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` on a listening socket until cancelled.
 
     The socket is bound by the caller: a port that is taken is then an error before anything is loaded, and port 0
-    can be asked for.
+    can be asked for. A client that takes nothing of its answer for `stalled_s` seconds is disconnected.
     """
     config = _OneSocket(listener.socket)
+    if CAN_TIME_OUT:  # Hypercorn shields what it sends from every deadline; accepted sockets inherit this
+        listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stalled_s * 1e3))
     config.accesslog = None
     config.errorlog = log
     config.graceful_timeout = 1.0

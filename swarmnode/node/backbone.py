@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from swarmnode.api import serve as api_serve
 from swarmnode.api.app import Served, build_app
+from swarmnode.api.node_routes import NodeApi
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device, DeviceInfo
 from swarmnode.config import ApiConfig
@@ -42,8 +43,13 @@ from swarmnode.node.gossiping import prepare_gossip
 from swarmnode.node.meeting import prepare_meeting
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
+from swarmnode.services.gossip_state import GossipState
+from swarmnode.services.lost_nodes import LostNodes
+from swarmnode.services.market_watch import MarketWatch
 from swarmnode.services.members import Members, Worker
+from swarmnode.services.node_token import load_or_create_token
 from swarmnode.services.prober import Prober
+from swarmnode.services.reachability import Reachability
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
 from swarmnode.services.reports import BackboneEvent, Hashing, Ready, WorkerChanged
 from swarmnode.services.runners import ComputeGate, Inline, Runner, Threads
@@ -139,6 +145,7 @@ async def _serve_model(
         trio.from_thread.check_cancelled()
         report(Hashing(done_bytes, total_bytes))
 
+    token = load_or_create_token(options.folders.token_file)
     manifest = await trio.to_thread.run_sync(load_or_build_manifest, index, options.folders.cache, progress)
     async with open_compute(options) as (gate, device), loaded(options, index, device, gate) as (model, bank):
         backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
@@ -146,7 +153,9 @@ async def _serve_model(
             places = await start_backbone(
                 backbone, options, key, TcpTransport(), report, nursery, device.info, Threads()
             )
-            await nursery.start(api_serve.run, _app(backbone, index, options.config.api), api_listener)
+            app = _app(backbone, index, options.config.api, node_api_of(backbone, index, options, key, token))
+            stalled_s = options.config.api.stalled_s
+            await nursery.start(partial(api_serve.run, stalled_s=stalled_s), app, api_listener)
             report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
             task_status.started()
 
@@ -176,7 +185,21 @@ async def start_backbone(
     await nursery.start(backbone.prober.run)
     attended = meeting.connections.attended(attend)
     places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attended)
+    gossip, now = gossiping.service, trio.current_time
+    reachability = Reachability(meeting.connections, now)
+    lost = LostNodes(meeting.connections, gossip.table, options.config.market.lost_after_s, now)
     await gossiping.start(nursery, places)
+    market = MarketWatch(backbone.manifest, key.node_id, gossip, options.config, now, lost.nodes)
+    backbone.state.gossip = GossipState(
+        key.node_id,
+        gossip,
+        meeting.connections,
+        gossiping.record,
+        reachability,
+        market,
+        options.config,
+        now,
+    )
     nursery.start_soon(backbone.demand.run, model, gossiping.service.publish_demand)
     meeting.start(nursery, options, endpoint, places, threads or Inline())
     return tuple(PeerAddress(key.node_id, host, port) for host, port in places)
@@ -188,7 +211,24 @@ def _seeds(manifest: Manifest) -> ModelHoldings:
     return ModelHoldings(manifest.model_id, shape.n_layer, shape.n_expert, (), (), 1, seeds=True)
 
 
-def _app(backbone: Backbone, index: ModelIndex, config: ApiConfig) -> Starlette:
+def node_api_of(
+    backbone: Backbone, index: ModelIndex, options: BackboneOptions, key: NodeKey, token: str
+) -> NodeApi:
+    """What the node-local routes of a started backbone work with."""
+    assert backbone.state.gossip is not None
+    return NodeApi(
+        own=key.node_id,
+        token=token,
+        market=backbone.state.gossip.market,
+        demand=backbone.demand,
+        source=index,
+        names=(backbone.manifest.name,),
+        threads=Threads(options.config.node_api.threads),
+        config=options.config,
+    )
+
+
+def _app(backbone: Backbone, index: ModelIndex, config: ApiConfig, node: NodeApi) -> Starlette:
     engine = backbone.engine
     template = template_of(index.metadata, engine.tokenizer)
     served = Served(
@@ -199,6 +239,7 @@ def _app(backbone: Backbone, index: ModelIndex, config: ApiConfig) -> Starlette:
         int(time.time()),
         Threads(config.prompt_threads),
         config,
+        node,
     )
     return build_app(served)
 

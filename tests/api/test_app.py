@@ -286,7 +286,7 @@ async def test_prompts_that_are_becoming_tokens_count_as_waiting(tmp_path: Path)
 async def test_an_engine_that_fails_ends_the_answer_properly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, says: str, after: int
 ) -> None:
-    real = Engine.step
+    real = Engine._pass
     n_steps = 0
 
     async def failing(self: Engine, *args: Any, **options: Any) -> Any:
@@ -297,11 +297,11 @@ async def test_an_engine_that_fails_ends_the_answer_properly(
         return await real(self, *args, **options)
 
     async with open_client(tmp_path) as (client, _):
-        monkeypatch.setattr(Engine, "step", failing)
+        monkeypatch.setattr(Engine, "_pass", failing)
         whole = await client.post("/v1/completions", json=ASK)
         n_steps = 0
         streamed = await client.post("/v1/completions", json={**ASK, "stream": True})
-        monkeypatch.setattr(Engine, "step", real)
+        monkeypatch.setattr(Engine, "_pass", real)
         assert (await client.post("/v1/completions", json=ASK)).status_code == 200
     assert whole.status_code == status
     assert says in whole.json()["error"]["message"]

@@ -66,7 +66,7 @@ async def test_a_client_that_hangs_up_ends_its_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     n_steps = 0
-    real = Engine.step
+    real = Engine._pass
 
     async def slow(self: Engine, *args: Any, **options: Any) -> Any:
         nonlocal n_steps
@@ -74,7 +74,7 @@ async def test_a_client_that_hangs_up_ends_its_generation(
         await trio.sleep(0.05)
         return await real(self, *args, **options)
 
-    monkeypatch.setattr(Engine, "step", slow)
+    monkeypatch.setattr(Engine, "_pass", slow)
     async with served(tmp_path, monkeypatch) as (port, engine):
         connection = await trio.open_tcp_stream("127.0.0.1", port)
         await connection.send_all(request({**ASK, "max_tokens": 60, "stream": stream}))

@@ -1,0 +1,181 @@
+"""GET /api/models/{m}/expert-shard: experts as a mini-GGUF, read out of the model's file while it is sent.
+
+No file is written, and no more than a piece of it is in memory, however slowly the client takes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from swarmnode.api.answers import refusal
+from swarmnode.api.byte_range import UnsatisfiableRangeError, is_fresh, parse_range
+from swarmnode.api.node_forms import is_model
+from swarmnode.config import NodeApiConfig
+from swarmnode.errors import UsageError
+from swarmnode.services.runners import Runner
+from swarmnode.weights.manifest import Manifest
+from swarmnode.weights.shard_layout import ShardLayout, SlabSource
+from swarmnode.weights.slices import ExpertRange, parse_span
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard that was asked for, and the version of its bytes."""
+
+    layout: ShardLayout
+    etag: str
+
+
+class ShardRoute:
+    """Serves the shards of one model. `names`: what the model is called beside its id."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        source: SlabSource,
+        names: tuple[str, ...],
+        threads: Runner,
+        config: NodeApiConfig,
+        stalled_s: float,
+    ) -> None:
+        self._manifest = manifest
+        self._source = source
+        self._names = names
+        self._threads = threads
+        self._config = config
+        self._stalled_s = stalled_s
+        self.n_sending = 0
+        """Shards that are being sent."""
+
+    async def answer(self, request: Request) -> Response:
+        """200, 206 or 304; 404 for another model or experts it does not have, 416, 422, 429."""
+        if not is_model(request.path_params["model"], self._manifest.model_id, self._names):
+            message = f"there is no model {request.path_params['model'][:80]!r} here; there is {self._manifest.name!r}"
+            return refusal(404, message, code="model_not_found")
+        try:
+            layers, experts = _span(request.query_params, "layers"), _span(request.query_params, "experts")
+        except UsageError as error:
+            return refusal(422, str(error), code="invalid_query")
+        problem = self._missing(layers, experts)
+        if problem:
+            return refusal(404, problem, code="no_such_experts")
+        ranges = [ExpertRange(layer, experts.start, len(experts)) for layer in layers]
+        shard = await self._threads.run(partial(_shard_of, self._manifest, ranges))
+        return self._respond(request.headers, shard, _file_name(layers, experts))
+
+    def _missing(self, layers: range, experts: range) -> str:
+        """What of these the model does not have; "" if it has all. Never looks at a layer above its last."""
+        known = self._manifest.layers
+        if experts.stop > self._manifest.n_expert:
+            return f"this model has experts 0 to {self._manifest.n_expert - 1} in a layer"
+        if layers.stop > max(known) + 1 or not all(layer in known for layer in layers):
+            return f"not all of these layers have routed experts; layers {min(known)} to {max(known)} do"
+        return ""
+
+    def _respond(self, headers: Mapping[str, str], shard: _Shard, name: str) -> Response:
+        n_bytes = shard.layout.n_bytes
+        common = {"etag": shard.etag, "accept-ranges": "bytes"}
+        if is_fresh(headers.get("if-none-match", ""), shard.etag):
+            return Response(status_code=304, headers=common)
+        wanted: range | None = None
+        if "range" in headers and headers.get("if-range", shard.etag) == shard.etag:
+            try:
+                wanted = parse_range(headers["range"], n_bytes)
+            except UnsatisfiableRangeError as error:
+                missing = common | {"content-range": f"bytes */{n_bytes}"}
+                return refusal(416, str(error), code="range_not_satisfiable", headers=missing)
+        if self.n_sending >= self._config.max_shards:
+            message = (
+                f"{self._config.max_shards} shards are being sent already; try again in {RETRY_AFTER_S} s"
+            )
+            return refusal(429, message, "rate_limit_error", "busy", {"Retry-After": str(RETRY_AFTER_S)})
+        if wanted is not None:
+            common["content-range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{n_bytes}"
+        common["content-disposition"] = f'attachment; filename="{name}"'
+        return _ShardResponse(self, shard.layout, range(n_bytes) if wanted is None else wanted, common)
+
+    async def send_pieces(self, layout: ShardLayout, wanted: range, send: Send) -> None:
+        """The bytes of a body, each piece read when the one before has left; ends early if nobody takes them."""
+        step = self._config.shard_piece_bytes
+        for start in range(wanted.start, wanted.stop, step):
+            stop = min(start + step, wanted.stop)
+            piece = await self._threads.run(partial(layout.read, self._source, start, stop))
+            with trio.move_on_after(self._stalled_s) as scope:
+                await send({"type": "http.response.body", "body": piece, "more_body": stop < wanted.stop})
+            if scope.cancelled_caught:
+                log.info("a client that takes nothing of its shard is disconnected")
+                return
+
+
+class _ShardResponse(Response):
+    """Headers, then pieces, until all is sent or the client is gone."""
+
+    def __init__(
+        self, route: ShardRoute, layout: ShardLayout, wanted: range, headers: dict[str, str]
+    ) -> None:
+        self._route = route
+        self._layout = layout
+        self._wanted = wanted
+        is_part = "content-range" in headers
+        super().__init__(
+            status_code=206 if is_part else 200,
+            headers=headers | {"content-length": str(len(wanted))},
+            media_type="application/octet-stream",
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        if scope["method"] == "HEAD":
+            await send(start)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        self._route.n_sending += 1
+        try:
+            await send(start)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+                await self._route.send_pieces(self._layout, self._wanted, send)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._route.n_sending -= 1
+
+
+def _shard_of(manifest: Manifest, ranges: list[ExpertRange]) -> _Shard:
+    """The header names model and experts, and the model's id stands for all bytes: its hash is the version."""
+    layout = ShardLayout.of(manifest, ranges)
+    return _Shard(layout, f'"{hashlib.sha256(layout.header).hexdigest()[:32]}"')
+
+
+def _span(query: QueryParams, name: str) -> range:
+    values = query.getlist(name)
+    if len(values) != 1:
+        raise UsageError(f"{name}: give it once, as {name}=0:16 for 0 to 15")
+    try:
+        return parse_span(values[0][:40])
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _file_name(layers: range, experts: range) -> str:
+    """Never looks like a part of a split model."""
+    return f"layers-{layers.start}-to-{layers.stop - 1}-experts-{experts.start}-to-{experts.stop - 1}.gguf"
+
+
+async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
