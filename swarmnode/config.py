@@ -43,8 +43,8 @@ class WireConfig:
     bulk_step_bytes: int = 64 * KIB
     """Largest read and write on a connection of class BULK: rows on other connections wait for one (50 us)."""
     bulk_held_bytes: int = 1 * MIB
-    """What the kernel may hold of a connection of class BULK: nothing more urgent waits behind it, and the two ends need
-    not take turns (up to a fifth faster)."""
+    """What the kernel may hold of a connection of class BULK: nothing more urgent waits behind it, and its ends need not
+    take turns (up to a fifth faster)."""
     min_progress_bytes_per_s: int = 16 * KIB
     """A connection that is slower than this, over two ping intervals in the middle of one message, is closed."""
     max_held_bytes: int = 64 * MIB
@@ -288,8 +288,8 @@ class StoreConfig:
     """A source that gave wrong bytes so often is not asked again at all; once, not for that range."""
     patient_bytes_per_s: float = 1.25e6
     """A manifest that comes more slowly is asked of another source as well: 10 Mbit/s."""
-    sources_s: float = 1.0
-    """How often new sources are looked for while nothing comes."""
+    sources_s: float = 0.2
+    """How often a fetch looks for new sources; at once when it has none."""
     bulk_dial_s: float = 3.0
     """How long slices wait for a connection of their own before they share the one of the rows."""
     bulk_retry_s: float = 60.0

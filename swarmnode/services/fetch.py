@@ -7,6 +7,7 @@ asks, writes what comes to disk at once, and commits the range when every slab o
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,6 +136,8 @@ class _RangeFetch:
         self._asking: dict[tuple[NodeId, Block], trio.CancelScope] = {}
         self._n_held = 0
         """Blocks asked for or not on disk yet: what memory is taken for."""
+        self._look_at_s = -math.inf
+        """When to look for sources again."""
         self._changed = trio.Event()
         self._error: RemoteError = ConnectionLostError(f"no node to fetch {item} from")
 
@@ -145,12 +148,11 @@ class _RangeFetch:
             while self._slabs:
                 self._changed = trio.Event()
                 self._update_sources()
+                self._pick_others()
                 self._ask(nursery)
                 if self._scheduler.is_stuck() and not self._n_held:
                     raise self._error
-                now_s = trio.current_time()
-                wake_s = min(self._scheduler.wake_s(now_s), now_s + self._config.sources_s)
-                with trio.move_on_at(wake_s):
+                with trio.move_on_at(min(self._scheduler.wake_s(trio.current_time()), self._look_at_s)):
                     await self._changed.wait()
                 for node in self._scheduler.silent(trio.current_time()):
                     self._out.add(node)
@@ -183,7 +185,10 @@ class _RangeFetch:
         return None if incoming.has(key) else incoming.missing(key, self._config.block_bytes)
 
     def _update_sources(self) -> None:
-        """See who has come and who has gone."""
+        """See who has come and who has gone: from time to time, and when nobody is here."""
+        if trio.current_time() < self._look_at_s and not self._scheduler.is_stuck():
+            return
+        self._look_at_s = trio.current_time() + self._config.sources_s
         found = {source.node_id: source for source in self._fetcher._sources(self._item)}
         for node, source in list(self._sources.items()):
             if found.get(node) is not source:
@@ -196,6 +201,9 @@ class _RangeFetch:
                     self._scheduler.join(node, standing)
                 else:
                     self._error = BadReplyError(f"{node.short} has given wrong bytes too often")
+
+    def _pick_others(self) -> None:
+        """A slab that was left to one source, which is gone, is left to another one."""
         for slab in self._slabs.values():
             if slab.only is not None and not self._may_have(slab.only, slab):
                 slab.only = self._pick_only(slab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,8 @@ async def test_sources_come_and_go(source: Source, store: SliceStore, peers: lis
 
     peers[0].answer, peers[1].answer = leaving, vanishing
     arrived = list[int]()
-    await fetcher(known, source.manifest, store, arrived).fetch(RANGE)
+    config = replace(CONFIG.store, sources_s=0.02)
+    await fetcher(known, source.manifest, store, arrived, config).fetch(RANGE)
     check_held(store, source)
     assert sum(arrived) == TOTAL_BYTES
     assert peers[2].sent_bytes > TOTAL_BYTES / 2
