@@ -28,14 +28,14 @@ def lease_folder() -> Path:
 def memory_lease(folder: Path, device: str, n_bytes: int, total_bytes: int) -> Iterator[None]:
     """Hold `n_bytes` of a device that has `total_bytes` (0: unknown, nothing is checked).
 
-    Blocks for an instant. Raises BudgetError if leases of other processes leave less than that, StoreError if the
-    folder cannot be used.
+    Blocks for an instant. Raises BudgetError if leases of other processes leave less than that (what one process alone
+    may ask for is for others to say), StoreError if the folder cannot be used.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _only_one(folder):
             taken = _taken_bytes(folder, device)
-            if 0 < total_bytes < taken + n_bytes:
+            if taken and 0 < total_bytes < taken + n_bytes:
                 raise BudgetError(
                     f"other workers on this machine may use {taken / 1e6:.1f} MB of the {total_bytes / 1e6:.1f} MB "
                     f"of {device}, so a budget of {n_bytes / 1e6:.1f} MB does not fit; give a smaller --budget"
