@@ -24,6 +24,7 @@ VERBS = {
     "invite": "Bring another machine in: a link, a QR code, a line to run there.",
     "join": "Lend memory and compute to a swarm: hold a few experts.",
     "shard": "Cut experts out of a GGUF into a small valid GGUF.",
+    "status": "Show the swarm: nodes, coverage of each layer, what is scarce.",
 }
 
 

@@ -11,6 +11,7 @@ import click
 import httpx
 
 from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible
+from swarmnode.cli.http_api import base_url, error_message, nobody_there
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.errors import ConnectionLostError, UsageError
 from swarmnode.models.sampling import SamplingParams
@@ -71,7 +72,7 @@ def _prompt_text(prompt: str) -> str:
 
 def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator[dict[str, Any]]:
     """The JSON pieces of a streamed answer; raises UsageError or ConnectionLostError with what to do."""
-    base = _base_url(api)
+    base = base_url(api)
     url = f"{base}/v1/{'chat/' if chat else ''}completions"
     timeout = httpx.Timeout(10.0, read=None)  # prefill of a long prompt may take minutes
     try:
@@ -81,27 +82,14 @@ def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator
         ):
             if response.status_code != 200:
                 response.read()
-                raise UsageError(_error_message(response))
+                raise UsageError(error_message(response))
             yield from _pieces(response)
     except (httpx.ConnectError, UnicodeError) as error:
-        raise ConnectionLostError(
-            f"no backbone answers at {base} ({error}); start one with `swarmnode backbone`, or give --api"
-        ) from error
+        raise nobody_there(base, error) from error
     except httpx.RemoteProtocolError as error:
         raise ConnectionLostError("the answer broke off: the backbone was stopped") from error
     except httpx.HTTPError as error:
         raise ConnectionLostError(f"the answer of {base} broke off: {error}") from error
-
-
-def _base_url(api: str) -> str:
-    """`host:port` or a URL as the beginning of a URL; UsageError if it cannot be one."""
-    base = api if api.startswith(("http://", "https://")) else f"http://{api}"
-    try:
-        if httpx.URL(base).host:
-            return base.rstrip("/")
-    except (httpx.InvalidURL, UnicodeError):
-        pass
-    raise UsageError(f"{api!r} is no address of an API; write HOST:PORT, for example {DEFAULT_API}")
 
 
 def _pieces(response: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -117,13 +105,6 @@ def _pieces(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield piece
     if not done:
         raise ConnectionLostError("the answer broke off: the backbone was stopped")
-
-
-def _error_message(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the backbone answered {response.status_code}"
 
 
 def piece_text(piece: dict[str, Any]) -> str:

@@ -1,0 +1,60 @@
+"""Asking a running backbone's HTTP API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from swarmnode.cli.common import DEFAULT_API
+from swarmnode.errors import ConnectionLostError, UsageError
+
+TIMEOUT_S = 10.0
+
+
+def base_url(api: str) -> str:
+    """`host:port` or a URL as the beginning of a URL; UsageError if it cannot be one."""
+    base = api if api.startswith(("http://", "https://")) else f"http://{api}"
+    try:
+        if httpx.URL(base).host:
+            return base.rstrip("/")
+    except (httpx.InvalidURL, UnicodeError):
+        pass
+    raise UsageError(f"{api!r} is no address of an API; write HOST:PORT, for example {DEFAULT_API}")
+
+
+def nobody_there(base: str, error: Exception) -> ConnectionLostError:
+    """Nothing listens at that address."""
+    return ConnectionLostError(
+        f"no backbone answers at {base} ({error}); start one with `swarmnode backbone`, or give --api"
+    )
+
+
+def error_message(response: httpx.Response) -> str:
+    """What an answer that is no success says."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the backbone answered {response.status_code}"
+
+
+def get_object(api: str, path: str) -> dict[str, Any]:
+    """The JSON object behind a route; UsageError or ConnectionLostError with what to do."""
+    base = base_url(api)
+    try:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
+            response = client.get(base + path)
+    except (httpx.ConnectError, UnicodeError) as error:
+        raise nobody_there(base, error) from error
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise ConnectionLostError(f"{base} does not answer as a backbone does: {reason}") from error
+    if response.status_code != 200:
+        raise UsageError(error_message(response))
+    try:
+        value = response.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"what listens at {base} is no backbone; give its address: --api HOST:PORT")
+    return value
