@@ -58,10 +58,12 @@ class DemandCounter:
         return self._routed.sums.reshape(self._shape.n_layer, self._shape.n_expert).copy()
 
     def sketch(self, now_s: float) -> DemandSketch:
-        """What goes into a record. Unmet: the experts with most unmet pairs, and shares over the short half-life."""
+        """What goes into a record. Unmet: the experts with most unmet pairs, and shares over the short half-life, of
+        one pair at least: a hole is forgotten, too, where nobody asks again.
+        """
         self._fold(now_s)
         counts, unmet = self._routed.sums, self._unmet.sums
-        lately = np.maximum(self._lately.sums, 1e-9)
+        lately = np.maximum(self._lately.sums, 1.0)
         total = max(float(counts.sum()), 1e-9)
         return DemandSketch(
             per_s=float(counts.sum()) * self._routed.decay_per_s,

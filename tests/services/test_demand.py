@@ -67,3 +67,19 @@ async def test_only_unmet_pairs_is_no_news_by_itself() -> None:
         await trio.sleep(3 * CONFIG.demand_interval_s)
         nursery.cancel_scope.cancel()
     assert told == []
+
+
+async def test_a_hole_is_forgotten_though_nobody_asks_for_that_expert_again() -> None:
+    """One pair that found nobody, before there were workers, must not talk their replicas away for ever."""
+    watch = DemandWatch(SHAPE, CONFIG, trio.current_time)
+    told: list[tuple[ModelDemand, ...]] = []
+    watch.count([(0, ids(1))], [(0, ids(1))])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run, MODEL, told.append)
+        for _ in range(10):
+            watch.count([(1, ids(5))], [])
+            await trio.sleep(CONFIG.unmet_half_life_s)
+        nursery.cancel_scope.cancel()
+    shares = [DemandSketch.decode_untrusted(d[0].sketch, SHAPE.size).unmet.get(1, 0) for d in told]
+    assert shares[0] > SHARE_UNIT / 2
+    assert shares[-1] < SHARE_UNIT / 100
