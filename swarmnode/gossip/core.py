@@ -27,7 +27,7 @@ from swarmnode.gossip.records import (
     open_untrusted,
     read_envelope_untrusted,
 )
-from swarmnode.gossip.table import AGE_UNIT, Change, Outcome, RecordTable
+from swarmnode.gossip.table import AGE_UNIT, Change, Heard, Outcome, RecordTable
 from swarmnode.gossip.view import ALL, View
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.wire import constants as c
@@ -311,20 +311,28 @@ class GossipCore:
     # -- hearing and asking
 
     def _hear_offers(self, peer: Peer, offers: list[bodies.Offer], now_s: float) -> None:
+        room = self._config.max_offers - len(peer.offers)
         for record_id, age in offers:
-            if peer.pending:
-                peer.pending.pop(record_id, None)
-            if (
-                not self.table.hear(record_id, age, now_s)
-                and age < AGE_UNIT
-                and len(peer.offers) < self._config.max_offers
-            ):
-                peer.offers[record_id] = age
+            peer.pending.pop(record_id, None)
+            if self._hear(peer, record_id, age, now_s) or age == AGE_UNIT or room <= 0:
+                continue
+            room -= record_id not in peer.offers
+            peer.offers[record_id] = age
         if not peer.pending:
             self._tellable.discard(peer.node_id)
         if peer.offers:
             self._askable.add(peer.node_id)
             self._ask(peer, now_s)
+
+    def _hear(self, peer: Peer, record_id: bytes, age: int, now_s: float) -> bool:
+        """Whether we know the record; wrong ages are set right, here and at neighbours."""
+        heard = self.table.hear(record_id, age, now_s)
+        record = self.table.by_id(record_id) if heard in (Heard.YOUNGER, Heard.OLDER) else None
+        if record is not None and heard is Heard.YOUNGER:
+            self._spread(record, peer.node_id, now_s)
+        elif record is not None and peer.linked and peer.view.matches(record):
+            self._note_pending(peer, record_id, now_s)
+        return heard is not Heard.UNKNOWN
 
     def _ask_all(self, now_s: float) -> None:
         for node_id in list(self._askable):
@@ -342,7 +350,7 @@ class GossipCore:
         for record_id in list(peer.offers):
             if len(wanted) >= most:
                 break
-            if self.table.hear(record_id, peer.offers[record_id], now_s):
+            if self._hear(peer, record_id, peer.offers[record_id], now_s):
                 del peer.offers[record_id]
             elif record_id not in self._asked or self._asked[record_id][1] <= patient_s:
                 wanted.append(record_id)
@@ -391,7 +399,7 @@ class GossipCore:
             self.table.pass_by(envelope.id)
             return
         if verdict.outcome is Outcome.SAME:
-            self.table.hear(envelope.id, age, now_s)
+            self._hear(peer, envelope.id, age, now_s)
             return
         if not self._reader.is_genuine(envelope):
             raise ProtocolError("bad_gossip", "a record whose signature is wrong")

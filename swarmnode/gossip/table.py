@@ -35,6 +35,10 @@ Key: TypeAlias = bytes
 """A kind of record and a node (records.record_key)."""
 
 MAX_CONFLICTS = 1024
+GRACE_S = 30.0
+"""How long a record stands at least, however old it is said to be: all neighbours have told its age by then."""
+MUCH_YOUNGER = 16
+"""A difference of ages, in 255ths of a life, that neighbours are told of."""
 AGE_UNIT = 255
 """Ages travel in 255ths of a record's life, rounded up, so that they never shrink on the way."""
 
@@ -56,6 +60,20 @@ class Outcome(enum.Enum):
     """Of our own key, and not ours: a restored disk, or another holder of the key."""
     REFUSED = "refused"
     """Not kept; `reason` says why."""
+
+
+class Heard(enum.Enum):
+    """What an id and an age that somebody tells are to us."""
+
+    UNKNOWN = "unknown"
+    """A record we lack."""
+    PASSED = "passed"
+    """One that we want no more."""
+    KNOWN = "known"
+    YOUNGER = "younger"
+    """Known, and we thought it much older: neighbours may think so, too."""
+    OLDER = "older"
+    """Known, and whoever told it thinks it much older than it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +121,8 @@ class Entry:
 
     @property
     def end_s(self) -> float:
-        """When the record has lived its time."""
-        return self.born_s + self.life_s
+        """When the record has lived its time. A stranger's word that it is old counts only after GRACE_S."""
+        return max(self.born_s + self.life_s, self.seen_s + min(self.life_s, GRACE_S))
 
 
 class RecordTable:
@@ -201,19 +219,24 @@ class RecordTable:
         age = math.ceil((now_s - entry.born_s) / entry.life_s * AGE_UNIT)
         return age if 0 <= age < AGE_UNIT else AGE_UNIT if age > 0 else 0
 
-    def hear(self, record_id: bytes, age: int, now_s: float) -> bool:
-        """Somebody says that there is this record, and how old it is. True if we have it, or want it no more.
+    def hear(self, record_id: bytes, age: int, now_s: float) -> Heard:
+        """Somebody says that there is this record, and how old it is.
 
         The youngest age told counts, so that nobody can end another's record; it was never issued after we first saw
         it, so that nobody can prolong one.
         """
         entry = self._ids.get(record_id)
         if entry is None:
-            return record_id in self._passed
-        born_s = now_s - age / AGE_UNIT * entry.life_s
-        if born_s > entry.born_s:
-            entry.born_s = min(entry.seen_s, born_s)
-        return True
+            return Heard.PASSED if record_id in self._passed else Heard.UNKNOWN
+        step_s = entry.life_s / AGE_UNIT
+        younger_s = min(entry.seen_s, now_s - age * step_s) - entry.born_s
+        if younger_s > 0:
+            entry.born_s += younger_s
+            if younger_s > MUCH_YOUNGER * step_s:
+                return Heard.YOUNGER
+        elif younger_s < -MUCH_YOUNGER * step_s:
+            return Heard.OLDER
+        return Heard.KNOWN
 
     # -- merging
 
@@ -313,7 +336,7 @@ class RecordTable:
             self._by_prefix.setdefault(prefix, []).append(record.key)
         self._ids[record.id] = entry
         self._gone.pop(record.key, None)
-        self._next_expiry_s = min(self._next_expiry_s, born_s + life_s)
+        self._next_expiry_s = min(self._next_expiry_s, entry.end_s)
         self._changes[record.key] = Change(record.node_id, record.kind, None if record.leaving else record)
         return verdict
 

@@ -349,6 +349,24 @@ def test_strangers_get_nothing() -> None:
     core.disconnected(PEER, 0.0)
 
 
+def test_a_lie_about_an_age_is_set_right_by_the_honest() -> None:
+    """One of the neighbours says of every record that it is nearly over."""
+    cores = [core_of(number) for number in range(1, 7)]
+    for one in cores:
+        for other in cores:
+            connect(one, other)
+    liar, origin = cores[0], cores[5]
+    honest_age = liar.table.age
+    liar.table.age = lambda record_id, now_s: max(250, honest_age(record_id, now_s))  # type: ignore[method-assign]
+    now_s = run(cores, 0.0)
+    origin.publish(state_of(), now_s, WALL_S)
+    record = origin.table.get(origin.node_id)
+    assert record is not None
+    run(cores, now_s, 60.0)
+    for core in cores[1:]:
+        assert core.table.age(record.id, now_s + 60.0) < 40
+
+
 # -- links and views
 
 

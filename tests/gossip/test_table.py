@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnode.config import GossipConfig
 from swarmnode.gossip.records import NODE, OwnState, Record, network_id, sign_demand
-from swarmnode.gossip.table import AGE_UNIT, Change, Outcome, RecordTable, prefix_of
+from swarmnode.gossip.table import AGE_UNIT, GRACE_S, Change, Heard, Outcome, RecordTable, prefix_of
 
 from .samples import CONFIG, DEMAND, NETWORK_ID, contents, key_of, record_of, state_of, table_of
 
@@ -70,7 +70,7 @@ def test_outcomes() -> None:
     assert (old.outcome, old.changed) == (Outcome.OLD, False)
     assert table.offer(record_of(2, network=network_id("other")), 3.0).outcome is Outcome.REFUSED
     assert table.get(key_of(1).node_id) == second
-    assert table.hear(first.id, 0, 3.0), "an old record is not asked for again"
+    assert table.hear(first.id, 0, 3.0) is Heard.PASSED, "an old record is not asked for again"
     assert table.take_changes() == [Change(key_of(1).node_id, NODE, second)]
     assert table.take_changes() == []
 
@@ -119,7 +119,7 @@ def test_what_expired_or_left_does_not_come_back() -> None:
     table.expire(601.0)
     for stale in (first, last):
         assert table.offer(stale, 700.0).outcome is Outcome.OLD
-        assert table.hear(stale.id, 0, 700.0)
+        assert table.hear(stale.id, 0, 700.0) is Heard.PASSED
     assert list(table.live()) == []
     assert table.offer(record_of(1, (1, 3)), 700.0).outcome is Outcome.NEW
     table.offer(record_of(1, (1, 4), OwnState(leaving=True)), 701.0)
@@ -161,7 +161,11 @@ def test_nobody_ends_or_prolongs_anothers_record() -> None:
     record = record_of(1, ttl_s=600)
     table = table_of()
     table.offer(record, 1000.0, key_of(5).node_id, 250)  # "it is nearly over"
-    table.hear(record.id, 10, 1001.0)  # an honest neighbour
+    table.expire(1000.0 + GRACE_S - 1.0)
+    assert table.hear(record.id, 20, 1020.0) is Heard.YOUNGER  # an honest neighbour
+    assert table.hear(record.id, 200, 1021.0) is Heard.OLDER
+    assert table.hear(record.id, 22, 1021.0) is Heard.KNOWN
+    assert table.hear(bytes(8), 0, 1021.0) is Heard.UNKNOWN
     table.expire(1000.0 + 500.0)
     assert len(table) == 1
     for now_s in range(1500, 1590, 10):
