@@ -43,8 +43,8 @@ class WireConfig:
     bulk_step_bytes: int = 64 * KIB
     """Largest read and write on a connection of class BULK: rows on other connections wait for one (50 us)."""
     bulk_held_bytes: int = 1 * MIB
-    """What the kernel may hold of a connection of class BULK: nothing more urgent waits behind it, and its ends need not
-    take turns (up to a fifth faster)."""
+    """What the kernel may hold of a connection of class BULK: nothing more urgent waits behind it, and the two ends
+    need not take turns (up to a fifth faster)."""
     min_progress_bytes_per_s: int = 16 * KIB
     """A connection that is slower than this, over two ping intervals in the middle of one message, is closed."""
     max_held_bytes: int = 64 * MIB
