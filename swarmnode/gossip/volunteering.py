@@ -213,39 +213,47 @@ class Volunteer:
         return self._config.settle_hop_s * (1.0 + math.log(n_nodes + 1, 8))
 
     def _settle(self, view: View, now_s: float) -> list[Decision]:
+        """Withdraw where something else is much scarcer, or what would be dropped is worth as much; download the rest,
+        the scarcest first: what others fetch as well, or have by now, can wait.
+        """
         decisions: list[Decision] = []
-        wait_s = self.settle_s(view.n_nodes)
-        for item, entry in sorted(self._entries.items(), key=lambda pair: (pair[1].since_s, pair[0])):
-            if entry.stage is _Stage.LOADING or entry.published_s is None:
-                continue
-            if entry.published_s + wait_s > now_s:
-                continue
-            if self._outbid(item, entry, view):
+        settled = self._settled(view, now_s)
+        if not settled:
+            return decisions
+        room_bytes = max(self._shape.range_bytes([item]) for _, item, _ in settled)
+        others = self._pick(view, room_bytes, most=1)
+        best = others[0][0] if others else 0.0
+        for worth, item, entry in settled:
+            spared = max((self._worth(view, piece) for piece in entry.instead_of), default=0.0)
+            if best > self._config.better * worth or worth <= self._config.exchange_better * spared:
                 self._remove(item)
                 decisions.append(Withdraw(item))
-                continue
-            if len(self.loading) >= self._config.max_downloads:
-                continue
-            for part in entry.instead_of:
-                self._drop(part)
-                decisions.append(Drop(part))
-            entry.instead_of = ()
-            if self.occupied_bytes + self._shape.range_bytes([item]) <= self._budget_bytes:
-                entry.stage = _Stage.LOADING
-                decisions.append(Fetch(item))
+            elif len(self.loading) < self._config.max_downloads:
+                decisions += self._load(item, entry)
         return decisions
 
-    def _outbid(self, item: ExpertRange, entry: _Entry, view: View) -> bool:
-        """Whether, now that others' claims are known, something else is much scarcer, or what would be dropped for it
-        is worth as much.
-        """
-        demand = view.demand[self._shape.slice_of(item)]
-        worth = float(scarcity(view.settled(item, entry.since_s), demand, self._config).mean())
-        for piece in entry.instead_of:
-            if worth <= self._config.exchange_better * self._worth(view, piece):
-                return True
-        others = self._pick(view, room_bytes=self._shape.range_bytes([item]), most=1)
-        return bool(others) and others[0][0] > self._config.better * worth
+    def _settled(self, view: View, now_s: float) -> list[tuple[float, ExpertRange, _Entry]]:
+        """(scarcity now that others' claims are known, range, entry) of the claims that everybody has heard of."""
+        before_s = now_s - self.settle_s(view.n_nodes)
+        ready: list[tuple[float, ExpertRange, _Entry]] = []
+        for item, entry in self._entries.items():
+            known = entry.published_s is not None and entry.published_s <= before_s
+            if known and entry.stage is _Stage.CLAIMED:
+                demand = view.demand[self._shape.slice_of(item)]
+                replicas = view.settled(item, entry.since_s)
+                ready.append((float(scarcity(replicas, demand, self._config).mean()), item, entry))
+        return sorted(ready, key=lambda found: (-found[0], found[1]))
+
+    def _load(self, item: ExpertRange, entry: _Entry) -> list[Decision]:
+        """Begin the download, or first make room for it."""
+        decisions: list[Decision] = [Drop(part) for part in entry.instead_of]
+        for part in entry.instead_of:
+            self._drop(part)
+        entry.instead_of = ()
+        if self.occupied_bytes + self._shape.range_bytes([item]) <= self._budget_bytes:
+            entry.stage = _Stage.LOADING
+            decisions.append(Fetch(item))
+        return decisions
 
     def _worth(self, view: View, item: ExpertRange) -> float:
         """How scarce a range is without us."""

@@ -120,19 +120,14 @@ class _RowView:
 
     @property
     def replicas(self) -> F32:
-        sim, row = self._sim, self._node.row
-        counts = sim.serving[row] + np.float32(0.5) * sim.fetching[row]
-        if sim.talked_away is not None:
-            counts = np.maximum(counts - sim.talked_away[row], np.float32(0))
-        seen: F32 = counts.astype(np.float32)
-        return seen
+        return self._sim.replicas(self._node, slice(None))
 
     @property
     def demand(self) -> F32:
         return self._sim.demand.weight
 
     def settled(self, item: ExpertRange, since_s: float) -> F32:
-        return self._sim.settled(self._node, item, since_s, self.replicas)
+        return self._sim.settled(self._node, item, since_s)
 
 
 class MarketSim:
@@ -272,7 +267,7 @@ class MarketSim:
 
     def believed(self, node: SimNode) -> F32:
         """f32 [size]: replicas as this node sees them, besides its own."""
-        return _RowView(self, node).replicas
+        return self.replicas(node, slice(None))
 
     def _second(self) -> None:
         self.now_s += 1
@@ -400,10 +395,19 @@ class MarketSim:
         if contact.snapshots:
             self._apply(contact.number, -1, len(contact.snapshots) - 1, np.array([row]))
 
-    def settled(self, node: SimNode, item: ExpertRange, since_s: float, replicas: F32) -> F32:
+    def replicas(self, node: SimNode, where: slice) -> F32:
+        """f32: what a node believes, besides its own."""
+        row = node.row
+        counts = self.serving[row, where] + np.float32(0.5) * self.fetching[row, where]
+        if self.talked_away is not None:
+            counts = np.maximum(counts - self.talked_away[row, where], np.float32(0))
+        seen: F32 = counts.astype(np.float32)
+        return seen
+
+    def settled(self, node: SimNode, item: ExpertRange, since_s: float) -> F32:
         """As Coverage.settled."""
         run = self.plan.config.run_experts
-        counts = replicas[self.shape.slice_of(item)].copy()
+        counts = self.replicas(node, self.shape.slice_of(item))
         for place in range(item.first // run, (item.stop - 1) // run + 1):
             for number in self._claimants[item.layer, place]:
                 version = self._seen[node.row, number]
