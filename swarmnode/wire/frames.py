@@ -54,7 +54,7 @@ def pack_start(number: int, header_bytes: int, body_bytes: int) -> bytes:
     return _START.pack(number, header_bytes, body_bytes)
 
 
-def split_frames_untrusted(record: bytes) -> list[Frame]:
+def split_frames_untrusted(record: bytes | memoryview) -> list[Frame]:
     """All frames of a record's plaintext. Raises ProtocolError `bad_frame`."""
     frames = []
     view = memoryview(record)

@@ -72,7 +72,7 @@ class Inbox:
         message.check_body_untrusted(start.body_bytes)
         got_bytes = len(start.first)
         is_whole = got_bytes == start.body_bytes
-        body = start.first if is_whole else bytearray(start.first)
+        body = _kept(start.first) if is_whole else bytearray(start.first)
         self._serial += 1
         item = Incoming(
             frame.type,
@@ -138,6 +138,11 @@ class Inbox:
             raise ProtocolError("bad_body", "a body in the control class")
         if (frame.request_id == 0) is not (frame.type is FrameType.NOTICE):
             raise ProtocolError("bad_frame", f"request id {frame.request_id} in a {frame.type.name} frame")
+
+
+def _kept(content: memoryview) -> memoryview:
+    """A body as it may be kept: a writable view is of memory that the next record uses again."""
+    return content if content.readonly else memoryview(bytes(content))
 
 
 def is_own_id(request_id: int, *, is_dialer: bool) -> bool:

@@ -7,8 +7,17 @@ of a direction is replaced (Noise REKEY) after every 2**20 records, on both side
 from __future__ import annotations
 
 from swarmnode.errors import ProtocolError
-from swarmnode.wire.constants import MIN_RECORD_BYTES, RECORD_LENGTH_BYTES, REKEY_RECORDS, TAG_BYTES
+from swarmnode.wire.constants import (
+    MAX_RECORD_PLAIN_BYTES,
+    MIN_RECORD_BYTES,
+    RECORD_LENGTH_BYTES,
+    REKEY_RECORDS,
+    TAG_BYTES,
+)
 from swarmnode.wire.noise import CipherState
+
+LARGE_RECORD_BYTES = 16 * 1024
+"""From this size on a record is one of many of a large body, as a rule."""
 
 
 class RecordWriter:
@@ -36,6 +45,8 @@ class RecordReader:
         self._rekey_records = rekey_records
         self._buffer = bytearray()
         self._start = 0
+        self._scratch: memoryview | None = None
+        """For the plaintext of large records: fresh memory for each costs twice what the cipher does."""
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Take what came. Holds at most one incomplete record beside it."""
@@ -49,8 +60,11 @@ class RecordReader:
         """True when the stream must not end here."""
         return self._start < len(self._buffer)
 
-    def next_record_untrusted(self) -> bytes | None:
-        """The plaintext of the next record, or None if it is not whole yet. Raises ProtocolError `bad_record`."""
+    def next_record_untrusted(self) -> bytes | memoryview | None:
+        """The plaintext of the next record, or None if it is not whole yet. Raises ProtocolError `bad_record`.
+
+        A writable view is of memory that the next call uses again; bytes stay.
+        """
         buffer, body = self._buffer, self._start + RECORD_LENGTH_BYTES
         if len(buffer) < body:
             return None
@@ -60,9 +74,18 @@ class RecordReader:
         if len(buffer) < body + length:
             return None
         with memoryview(buffer) as view:
-            plain = self._cipher.open_untrusted(view[body : body + length])
+            plain = self._open_untrusted(view[body : body + length])
         self._start = body + length
         _rekey_if_due(self._cipher, self._rekey_records)
+        return plain
+
+    def _open_untrusted(self, sealed: memoryview) -> bytes | memoryview:
+        if len(sealed) < LARGE_RECORD_BYTES:
+            return self._cipher.open_untrusted(sealed)
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(MAX_RECORD_PLAIN_BYTES))
+        plain = self._scratch[: len(sealed) - TAG_BYTES]
+        self._cipher.open_into_untrusted(sealed, plain)
         return plain
 
 
