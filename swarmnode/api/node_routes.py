@@ -56,6 +56,8 @@ class NodeApi:
     names: tuple[str, ...]
     threads: Runner
     config: Config
+    rows_at_s: Callable[[], float]
+    """When rows travelled last, by trio's clock."""
 
 
 def node_routes(node: NodeApi) -> list[Route]:
@@ -67,8 +69,8 @@ def node_routes(node: NodeApi) -> list[Route]:
         node.source,
         node.names,
         node.threads,
-        node.config.node_api,
-        node.config.api.stalled_s,
+        node.config,
+        node.rows_at_s,
     )
     coverage = "/api/expert-coverage"
     return [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from swarmnode.api.answers import refusal
 from swarmnode.api.byte_range import UnsatisfiableRangeError, is_fresh, parse_range
 from swarmnode.api.node_forms import is_model
-from swarmnode.config import NodeApiConfig
+from swarmnode.config import Config
 from swarmnode.errors import UsageError
 from swarmnode.services.runners import Runner
 from swarmnode.weights.manifest import Manifest
@@ -49,15 +49,18 @@ class ShardRoute:
         source: SlabSource,
         names: tuple[str, ...],
         threads: Runner,
-        config: NodeApiConfig,
-        stalled_s: float,
+        config: Config,
+        rows_at_s: Callable[[], float],
     ) -> None:
+        """`rows_at_s`: when rows travelled last (trio's clock); shards make room for them."""
         self._manifest = manifest
         self._source = source
         self._names = names
         self._threads = threads
-        self._config = config
-        self._stalled_s = stalled_s
+        self._config = config.node_api
+        self._gentle = config.store
+        self._stalled_s = config.api.stalled_s
+        self._rows_at_s = rows_at_s
         self.n_sending = 0
         """Shards that are being sent."""
 
@@ -113,12 +116,21 @@ class ShardRoute:
         step = self._config.shard_piece_bytes
         for start in range(wanted.start, wanted.stop, step):
             stop = min(start + step, wanted.stop)
+            began_s = trio.current_time()
             piece = await self._threads.run(partial(layout.read, self._source, start, stop))
             with trio.move_on_after(self._stalled_s) as scope:
                 await send({"type": "http.response.body", "body": piece, "more_body": stop < wanted.stop})
             if scope.cancelled_caught:
                 log.info("a client that takes nothing of its shard is disconnected")
                 return
+            await self._make_room(began_s)
+
+    async def _make_room(self, began_s: float) -> None:
+        """As slices do between nodes (StoreConfig.rest_share): while rows travel, half of the time is theirs."""
+        now_s = trio.current_time()
+        if now_s - self._rows_at_s() < self._gentle.rows_recent_s:
+            took_s = now_s - began_s
+            await trio.sleep(min(self._gentle.rest_share * took_s, self._gentle.max_rest_s))
 
 
 class _ShardResponse(Response):

@@ -215,16 +215,18 @@ def node_api_of(
     backbone: Backbone, index: ModelIndex, options: BackboneOptions, key: NodeKey, token: str
 ) -> NodeApi:
     """What the node-local routes of a started backbone work with."""
-    assert backbone.state.gossip is not None
+    known = backbone.state.gossip
+    assert known is not None
     return NodeApi(
         own=key.node_id,
         token=token,
-        market=backbone.state.gossip.market,
+        market=known.market,
         demand=backbone.demand,
         source=index,
         names=(backbone.manifest.name,),
         threads=Threads(options.config.node_api.threads),
         config=options.config,
+        rows_at_s=known.connections.rows_at_s,
     )
 
 

@@ -8,6 +8,7 @@ newer stays. The end of a connection removes that connection only, never the one
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -44,6 +45,10 @@ class Connections:
     def connected(self) -> Mapping[NodeId, Peer]:
         """The peer of each connected node; a view that follows."""
         return MappingProxyType(self._peers)
+
+    def rows_at_s(self) -> float:
+        """When rows of a decode travelled last on any of the connections; -inf for never."""
+        return max((peer.rows_at_s for peer in self._peers.values()), default=-math.inf)
 
     def subscribe(self, on_change: OnChange) -> None:
         """Be told of every connection that enters or leaves from now on."""

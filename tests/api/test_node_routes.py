@@ -47,6 +47,7 @@ async def open_client(
                 names=(backbone.manifest.name,),
                 threads=Inline(),
                 config=replace(Config(), node_api=limits or NodeApiConfig()),
+                rows_at_s=backbone.state.gossip.connections.rows_at_s,
             )
             # the market's own bounds are those of the swarm it was made for
             node.market._limits = node.config.node_api

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from starlette.routing import Route
 
 from swarmnode.api import serve
 from swarmnode.api.shard_route import ShardRoute
-from swarmnode.config import NodeApiConfig
+from swarmnode.config import ApiConfig, Config, NodeApiConfig
 from swarmnode.services.runners import Inline, Runner, Threads
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.hashing import build_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.shard import ShardFile, write_shard
+from swarmnode.weights.shard_layout import ShardLayout
 from swarmnode.weights.slices import ExpertRange
 
 MODEL = TinyModel(
@@ -39,7 +42,8 @@ def opened(
     folder: Path, model: TinyModel, threads: Runner, config: NodeApiConfig = CONFIG, stalled_s: float = 60.0
 ) -> Iterator[tuple[Starlette, ShardRoute, ModelIndex]]:
     with ModelIndex.open(write_tiny_gguf(folder / "tiny.gguf", model)) as index:
-        route = ShardRoute(build_manifest(index), index, ("Tiny Random",), threads, config, stalled_s)
+        whole = replace(Config(), node_api=config, api=ApiConfig(stalled_s=stalled_s))
+        route = ShardRoute(build_manifest(index), index, ("Tiny Random",), threads, whole, lambda: -math.inf)
         app = Starlette(routes=[Route("/api/models/{model:path}/expert-shard", route.answer)])
         yield app, route, index
 
@@ -156,6 +160,21 @@ async def test_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
         answer = await client.get(URL, params=SOME)
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_rows_have_half_of_the_time(tmp_path: Path) -> None:
+    with opened(tmp_path, MODEL, Inline()) as (_, route, _):
+
+        async def receive_slowly(message: Any) -> None:
+            await trio.sleep(0.03)
+
+        layout = ShardLayout.of(route._manifest, [ExpertRange(1, 0, 1)])
+        n_pieces = math.ceil(layout.n_bytes / CONFIG.shard_piece_bytes)
+        for rows_at_s, pause_s in ((-math.inf, 0.03), (math.inf, 0.06)):
+            route._rows_at_s = partial(float, rows_at_s)
+            began_s = trio.current_time()
+            await route.send_pieces(layout, range(layout.n_bytes), receive_slowly)
+            assert trio.current_time() - began_s == pytest.approx(n_pieces * pause_s)
 
 
 # -- over real sockets
