@@ -2,7 +2,7 @@
 
     python -m benchmarks.slices [--model FILE.gguf] [--rounds 5] [--json]
 
-Without --model, a file of the real sizes with one layer is written under /tmp and deleted (0.5 GB). Three parts, each
+Without --model, a file of the real sizes with one layer is written under /tmp and deleted (0.5 GB). Four parts, each
 with its peer in the same round; medians over all rounds:
 
 * export: `write_shard` as `swarmnode shard` calls it, against `cp` of the shard file.
@@ -10,6 +10,8 @@ with its peer in the same round; medians over all rounds:
   model's file (in the page cache) into nothing; and into a store on disk, hashed and committed (`fetch`).
 * decode beside it: 6 KB round trips on the latency connection, idle and while the store is filled over the bulk
   connection.
+* HTTP: the node-local route that cuts shards, against a plain file from the same server; and rows beside it
+  (http_shard.py).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 
 import trio
 
+from benchmarks import http_shard
 from benchmarks.big_model import big_model, write_big_model
 from benchmarks.channel import MODEL, SMALL_BYTES, answer, endpoint
 from benchmarks.machine import busy_s, cpu_s
@@ -230,6 +233,14 @@ def run(path: Path, folder: Path, rounds: int) -> dict[str, float]:
     return medians | {"others": max(0.0, others_s / (time.perf_counter() - began))}
 
 
+def run_http(path: Path, folder: Path, rounds: int) -> dict[str, float]:
+    """The HTTP route's part, with the same experts."""
+    with ModelIndex.open(path) as index:
+        manifest = build_manifest(index)
+        item = ExpertRange(min(manifest.layers), 0, min(manifest.n_expert, 64))
+        return http_shard.run(index, path, manifest, item, folder, rounds)
+
+
 def own_cpu_s(server_pid: int | None) -> float:
     """CPU time of this process, its children (cp) and the server."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -248,7 +259,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="slices-") as name, model_file(options.model, Path(name)) as path:
         result = run(path, Path(name), options.rounds)
-        # The HTTP shard route prints its line here: it serves `path` over the same machine in the same run.
+        result |= run_http(path, Path(name), options.rounds)
     if options.json:
         print(json.dumps(result))
         return
@@ -266,6 +277,7 @@ def main() -> None:
         f"6 KB round trip   idle {result['idle_us']:5.0f} us    beside the fetch {result['beside_us']:5.0f} us "
         f"(p95 {result['beside_p95_us']:.0f})  ratio {result['decode_ratio']:.2f}"
     )
+    print(http_shard.report(result))
 
 
 if __name__ == "__main__":
