@@ -550,3 +550,17 @@ def test_a_message_of_each_kind_has_its_own_place() -> None:
     assert Announce.traffic_class is TrafficClass.CONTROL
     assert SliceGet.traffic_class is TrafficClass.BULK
     assert Ping(1) == Ping(1)
+
+
+def test_bodies_stay_when_the_next_large_record_is_opened() -> None:
+    """Large records are opened into memory that is used again; what fitted into one of them must not change with it."""
+    one, other = open_pair()
+    bodies = [bytes([number]) * 40_000 for number in range(1, 6)]
+    for body in bodies:
+        one.send_request(
+            Experts(bytes(32), 1, "experts", "f16", 1, 1), [memoryview(body), memoryview(bytes(6))]
+        )
+    _, events = pump(one, other)
+    received = [event for event in events if isinstance(event, RequestReceived)]
+    assert [bytes(event.body[:40_000]) for event in received] == bodies
+    assert all(event.body.readonly for event in received)
