@@ -6,8 +6,8 @@ import json
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import click
@@ -29,7 +29,12 @@ COLOURS = {".": "red", "1": "yellow", "2": "green", "3": "bright_green"}
     "--api", "api", default=DEFAULT_API, show_default=True, help="Where the backbone's API listens."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a time.")
-@click.option("--all", "show_all", is_flag=True, help="List all nodes, not only the first dozen.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="List all nodes that the backbone tells of, not only the first dozen.",
+)
 @click.option("--watch", type=click.FloatRange(0.2, 86_400), metavar="SECONDS", help="Show again and again.")
 @clear_errors
 def command(api: str, as_json: bool, show_all: bool, watch: float | None) -> None:
@@ -141,7 +146,7 @@ def heat_line(replicas: str, group: int) -> str:
 
 def _coloured(heat: str) -> str:
     """With colours; click takes them out again where the output is no terminal."""
-    return "".join(click.style(character, fg=COLOURS[character]) for character in heat)
+    return "".join(click.style("".join(run), fg=COLOURS[character]) for character, run in groupby(heat))
 
 
 def _percent(part: int, whole: int) -> str:
@@ -158,11 +163,8 @@ def _scarcest(state: dict[str, Any]) -> Iterator[str]:
 
 def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
     nodes = state["nodes"]
-    roles = Counter(role for node in nodes for role in node["roles"])
-    counts = ", ".join(f"{count} {visible(role)}" for role, count in sorted(roles.items()))
-    yield _fit(
-        f"nodes      {state['nodes_known']} known with this one{f'; of others: {counts}' if counts else ''}"
-    )
+    roles = ", ".join(f"{count} {role}" for role, count in sorted(state["roles"].items()))
+    yield _fit(f"nodes      {state['nodes_known']} others known{f': {roles}' if roles else ''}")
     if nodes:
         yield "   name     role      device state     experts   budget  known  address"
     for node in nodes[:max_nodes]:
@@ -173,8 +175,8 @@ def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
         yield _fit(
             f" {mark} {node['name']} {what} {node['serving']:>7} {budget:>8} {_age(node['known_s']):>6}  {address}"
         )
-    if len(nodes) > max_nodes:
-        yield f"   and {state['nodes_known'] - 1 - max_nodes} more (--all)"
+    if more := state["nodes_known"] - min(len(nodes), max_nodes):
+        yield f"   and {more} more{' (--all)' if len(nodes) > max_nodes else ''}"
     if any(node["connected"] for node in nodes):
         yield "   * connected with this node"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -38,10 +40,12 @@ class GossipState:
     def as_dict(self) -> dict[str, Any]:
         """`own`, `nodes`, `coverage`, `scarcest`: docs/node-api.md."""
         snapshot = self.market.snapshot()
+        others = [record for record in self.gossip.table.live() if record.node_id != self.own]
         return {
             "own": self._own(),
-            "nodes_known": sum(1 for _ in self.gossip.table.live()),
-            "nodes": [self._node(record, snapshot) for record in self._listed()],
+            "nodes_known": len(others),
+            "roles": Counter(role for record in others for role in record.state.roles),
+            "nodes": [self._node(record, snapshot) for record in self._listed(others)],
             "nodes_serving_or_fetching": snapshot.n_nodes,
             "coverage": [_layer(snapshot, layer) for layer in sorted(snapshot.shape.expert_bytes)],
             "scarcest": [
@@ -73,12 +77,14 @@ class GossipState:
             "last_dialled_s_ago": None if dialled.last_s is None else round(self.now() - dialled.last_s, 1),
         }
 
-    def _listed(self) -> list[NodeRecord]:
-        """Connected nodes first, then those that are known longest; not ourselves."""
-        records = [record for record in self.gossip.table.live() if record.node_id != self.own]
+    def _listed(self, others: list[NodeRecord]) -> list[NodeRecord]:
+        """Connected nodes first, then those that are known longest."""
         connected = self.connections.connected
-        records.sort(key=lambda record: (record.node_id not in connected, -self._known_s(record.node_id)))
-        return records[: self.config.node_api.max_nodes]
+
+        def order(record: NodeRecord) -> tuple[bool, float]:
+            return record.node_id not in connected, -self._known_s(record.node_id)
+
+        return heapq.nsmallest(self.config.node_api.max_nodes, others, key=order)
 
     def _node(self, record: NodeRecord, snapshot: MarketSnapshot) -> dict[str, Any]:
         state = record.state

@@ -80,7 +80,8 @@ def state(n_expert: int = 256, n_layer: int = 3, n_nodes: int = 2, **changes: An
         "model_id": "0f" * 32,
         "experts_per_layer": n_expert,
         "own": own(),
-        "nodes_known": n_nodes + 1,
+        "nodes_known": n_nodes,
+        "roles": {"worker": n_nodes} if n_nodes else {},
         "nodes": [node(number) for number in range(n_nodes)],
         "nodes_serving_or_fetching": n_nodes,
         "coverage": [layer(number, digits) for number in range(n_layer)],
@@ -161,7 +162,7 @@ def test_what_is_printed() -> None:
     assert "24 of 48 experts (50%), twice 25%" in text
     assert "    2 ..12..12..12..12  50%  25%" in text
     assert re.search(r"47 +252:256 +0\.38 +7\.25", text)
-    assert "3 known with this one; of others: 2 worker" in text
+    assert "nodes      2 others known: 2 worker" in text
     assert re.search(r"\* n0000000 worker +gpu +serving +64 340\.0 MB +0 s +203\.0\.113\.100", text)
 
 
@@ -182,23 +183,25 @@ def test_many_nodes_are_cut_short() -> None:
     assert sum(" worker " in line for line in lines) == 12
     assert "   and 88 more (--all)" in lines
     assert sum(" worker " in line for line in printed(state(n_nodes=100), 10**9)) == 100
+    assert "   and 9900 more" in printed(state(n_nodes=100, nodes_known=10_000), 10**9)
 
 
 @given(st.text(max_size=300), st.lists(st.text(max_size=264), max_size=3), st.text(max_size=32))
 def test_what_peers_say_stays_in_its_line(model: str, addresses: list[str], device: str) -> None:
     strange = node(1, addresses=addresses, device=device, state=device, roles=[device])
-    lines = printed(state(model=model, nodes=[strange], own=own(addresses=addresses, device=device)))
+    value = state(model=model, nodes=[strange], roles={device: 1})
+    lines = printed(value | {"own": own(addresses=addresses, device=device)})
     assert all(len(line) <= WIDTH for line in lines)
     assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for line in lines for character in line)
 
 
 def test_against_an_api() -> None:
-    value = state()
+    value = state(16)
     with answering(json.dumps(value).encode()) as api:
         shown = run("--api", api)
         assert shown.exit_code == 0, shown.output
         assert "\x1b" not in shown.output
-        assert "\x1b[31m.\x1b[0m" in run("--api", api, colour=True).output
+        assert "\x1b[31m..\x1b[0m" in run("--api", api, colour=True).output
         assert json.loads(run("--api", api, "--json").output) == value
 
 
