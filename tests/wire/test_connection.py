@@ -557,9 +557,8 @@ def test_bodies_stay_when_the_next_large_record_is_opened() -> None:
     one, other = open_pair()
     bodies = [bytes([number]) * 40_000 for number in range(1, 6)]
     for body in bodies:
-        one.send_request(
-            Experts(bytes(32), 1, "experts", "f16", 1, 1), [memoryview(body), memoryview(bytes(6))]
-        )
+        message, parts = experts(1, 20_000)
+        one.send_request(message, [memoryview(body), *parts[1:]])
     _, events = pump(one, other)
     received = [event for event in events if isinstance(event, RequestReceived)]
     assert [bytes(event.body[:40_000]) for event in received] == bodies
