@@ -93,7 +93,7 @@ async def measure(
 
 
 async def _live(worker: NodeProcess, name: str, api: str) -> Life:
-    held = await worker.wait_line("serving ", TIMEOUT_S)
+    held = await worker.wait_line("full: ", TIMEOUT_S)
     await _until(api, lambda state: any(entry["standing"] == "serving" for entry in state["workers"]))
     body = {"prompt": PROMPT, "max_tokens": 17, "temperature": 0}
     async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:

@@ -18,9 +18,9 @@ BUDGET_BYTES = 300_000_000
 async def test_eight_megabytes_are_held(tmp_path: Path) -> None:
     async with open_real_swarm(tmp_path) as swarm:
         worker = await swarm.join("8MB")
-        (line,) = [line for line in worker.lines if line.startswith("serving ")]
+        line = [line for line in worker.lines if line.startswith("full: ")][-1]
         peak_bytes = memory_of(worker.pid)["VmHWM"]
-    held_mb = float(line.split(" experts, ")[1].split(" MB")[0])
+    held_mb = float(line.rpartition(", ")[2].removesuffix(" MB"))
     assert 7.0 < held_mb <= 8.0
     assert peak_bytes <= 8_000_000 + OVERHEAD_BYTES
 
