@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import ipaddress
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,13 +136,13 @@ class RecordTable:
         self._entries: dict[Key, Entry] = {}
         self._keys: list[Key] = []
         self._ids: dict[bytes, Entry] = {}
-        self._gone: dict[Key, tuple[Version, float]] = {}
-        self._passed: dict[bytes, None] = {}
+        self._gone: OrderedDict[Key, tuple[Version, float]] = OrderedDict()
+        self._passed: OrderedDict[bytes, None] = OrderedDict()  # a dict's first key is not found in O(1)
         self._by_source: Counter[NodeId] = Counter()
         self._by_prefix: dict[str, list[Key]] = {}
         self._pinned: set[NodeId] = {own}
         self._changes: dict[Key, Change] = {}
-        self._conflicts: dict[NodeId, int] = {}
+        self._conflicts: OrderedDict[NodeId, int] = OrderedDict()
         self._next_expiry_s = math.inf
 
     # -- reading
@@ -409,18 +409,18 @@ class RecordTable:
     def _remember_gone(self, record: Record, now_s: float) -> None:
         self._gone[record.key] = (record.version, now_s + self._config.gone_s)
         while len(self._gone) > self._config.max_gone:
-            del self._gone[next(iter(self._gone))]
+            self._gone.popitem(last=False)
 
     def _pass(self, record_id: bytes) -> None:
         self._passed.pop(record_id, None)
         self._passed[record_id] = None
         if len(self._passed) > self._config.max_passed:
-            del self._passed[next(iter(self._passed))]
+            self._passed.popitem(last=False)
 
     def _note_conflict(self, node_id: NodeId) -> None:
         self._conflicts[node_id] = self._conflicts.pop(node_id, 0) + 1
         if len(self._conflicts) > MAX_CONFLICTS:
-            del self._conflicts[next(iter(self._conflicts))]
+            self._conflicts.popitem(last=False)
 
 
 def _compare(envelope: Envelope, ours: Envelope) -> Verdict:
