@@ -27,7 +27,7 @@ def reader(rekey_records: int = 1000) -> RecordReader:
 def read_all(reader: RecordReader) -> list[bytes]:
     records = []
     while (record := reader.next_record_untrusted()) is not None:
-        records.append(record)
+        records.append(bytes(record))
     return records
 
 
