@@ -6,6 +6,7 @@ not count on them meanwhile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,7 +28,10 @@ class _Loss:
 
 
 class LostNodes:
-    """`lost_after_s`: how long a node may be away before it counts as lost; it may only be changing networks."""
+    """`lost_after_s`: how long a node may be away before it counts as lost; it may only be changing networks.
+
+    One that said on the connection that it leaves is lost at once: its last record may have been cut off.
+    """
 
     def __init__(
         self, connections: Connections, table: RecordTable, lost_after_s: float, now: Callable[[], float]
@@ -55,6 +59,7 @@ class LostNodes:
         else:
             record = self._table.get(peer.node_id)
             if record is not None:
-                self._losses[peer.node_id] = _Loss(self._now(), record.version)
+                says_so = peer.ended is not None and peer.ended.code == "leaving"
+                self._losses[peer.node_id] = _Loss(-math.inf if says_so else self._now(), record.version)
             if len(self._losses) > MAX_LOSSES:
                 del self._losses[next(iter(self._losses))]

@@ -14,6 +14,7 @@ from swarmnode.services.connections import Connections
 from swarmnode.services.lost_nodes import LostNodes
 from swarmnode.services.reachability import Dialled, Reachability, is_from_outside
 from swarmnode.weights.slices import ExpertRange
+from swarmnode.wire.events import Ended
 from tests.services.market_news import OWN, News, key_of, manifest_of, node
 
 MODEL = manifest_of(1, 4).model_id
@@ -45,6 +46,16 @@ def test_a_connection_that_broke_makes_a_node_lost_after_a_while() -> None:
     world.now_s = 14.9
     assert world.lost.nodes() == frozenset()
     world.now_s = 15.0
+    assert world.lost.nodes() == {node(1)}
+
+
+def test_who_says_that_it_leaves_is_lost_at_once() -> None:
+    world = World()
+    peer = peer_of(node(1))
+    world.news.says(key_of(1), "203.0.113.1:1", HELD)
+    world.connections.enter(peer)
+    cast(Any, peer).ended = Ended("leaving", "", None)
+    world.connections.leave(peer)
     assert world.lost.nodes() == {node(1)}
 
 
