@@ -54,7 +54,7 @@ def test_one_clear_error_and_the_connection_is_over(plain: bytes, code: str) -> 
 def test_there_are_fifty_kinds() -> None:
     assert len(MALFORMED) >= 50
     assert {code for _, _, code in MALFORMED} >= set(c.PROTOCOL_ERRORS) - {
-        "bad_manifest", "bad_record", "bad_tensor", "no_version", "ended", "wrong_reply",
+        "bad_gossip", "bad_manifest", "bad_record", "bad_tensor", "no_version", "ended", "wrong_reply",
     }  # fmt: skip
 
 
