@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from swarmnode.compute.devices import Device
 from swarmnode.errors import RequestRefusedError, StoreError
 from swarmnode.gossip.coverage import Coverage
 from swarmnode.gossip.records import ModelHoldings, NodeRecord, OwnState, network_id, sign_record
+from swarmnode.gossip.volunteering import View, Volunteer
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.peer import Body, Peer
 from swarmnode.testing.memory_net import MemoryNetwork
@@ -125,6 +127,32 @@ async def test_a_worker_that_is_stopped_goes_on_where_it_was(
     lost = 2 * CONFIG.market.max_downloads * CONFIG.store.blocks_in_flight
     assert slow.asked[messages.SliceGet] <= 8 * BLOCKS + lost
     assert worker.fetched[-1].done_bytes <= BUDGET
+
+
+async def test_what_is_withdrawn_and_claimed_again_at_once_is_fetched(
+    source: Source, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record says the same as before, so no new one is issued: that must not be waited for."""
+    withdrawn: list[ExpertRange] = []
+    settled = Volunteer._settled
+
+    def once(self: Volunteer, view: View, now_s: float) -> list[Any]:
+        found: list[Any] = settled(self, view, now_s)
+        if found and not withdrawn:
+            (_, item, entry), *others = found
+            withdrawn.append(item)
+            return [(-1.0, item, entry), *others]  # anything else is scarcer
+        return found
+
+    monkeypatch.setattr(Volunteer, "_settled", once)
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        address = await start_source(nursery, network, source, 1)
+        async with joined(network, [address], tmp_path, device, 2 * BUDGET) as worker:
+            await worker.until_serving(source, 90)
+        nursery.cancel_scope.cancel()
+    assert len(withdrawn) == 1
+    assert source.n_announced == 16
 
 
 # ---- downloads that fail
