@@ -54,11 +54,12 @@ def test_churn_of_a_tenth_a_minute(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crashing", [0.0, 0.5, 1.0])
-def test_half_an_hour_of_churn_and_crashes(crashing: float) -> None:
+@pytest.mark.parametrize(("crashing", "least"), [(0.0, 0.995), (0.5, 0.995), (1.0, 0.99)])
+def test_half_an_hour_of_churn_and_crashes(crashing: float, least: float) -> None:
+    """When all who go crash, one node in seven of a view is a dead one."""
     sim, size = copy.deepcopy(_settled("600 nodes")), SIZES["600 nodes"]
     figures = runs.churn(sim, size.budgets_bytes, 30, 0.10, crashing)
-    assert min(entry.covered for entry in figures) >= 0.995
+    assert min(entry.covered for entry in figures) >= least
 
 
 @sizes
