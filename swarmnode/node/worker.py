@@ -12,6 +12,7 @@ from functools import partial
 
 import trio
 
+from swarmnode.gossip.records import ModelHoldings
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.peer import Handler, Peer
@@ -146,11 +147,22 @@ def assemble_worker(
     bulk = BulkLinks(transport, endpoint, holders.address_of, config.store)
 
     def open_market(residence: Residence) -> Market:
-        model = residence.manifest.model_id
-        gossiping.neighbours.hold([model])
-        sources = partial(holders.sources, model, bulk.source)
-        return Market(key.node_id, residence, gossip, sources, config, gossip.incarnation, report)
+        sources = partial(holders.sources, residence.manifest.model_id, bulk.source)
+        return Market(
+            key.node_id,
+            residence,
+            gossip,
+            meeting.connections,
+            sources,
+            config,
+            gossip.incarnation,
+            report,
+        )
 
-    service = VolunteerService(builder, open_market, gossiping.record.holding, handlers)
+    def publish(models: tuple[ModelHoldings, ...]) -> None:
+        gossiping.neighbours.hold([item.model for item in models])
+        gossiping.record.holding(models)
+
+    service = VolunteerService(builder, open_market, publish, handlers)
     handlers.update(gossip.handlers)
     return Worker(options, key, endpoint, transport, service, meeting, gossiping, bulk, threads, report)

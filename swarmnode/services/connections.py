@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from swarmnode.config import ContactConfig
@@ -50,9 +51,10 @@ class Connections:
         """When rows of a decode travelled last on any of the connections; -inf for never."""
         return max((peer.rows_at_s for peer in self._peers.values()), default=-math.inf)
 
-    def subscribe(self, on_change: OnChange) -> None:
-        """Be told of every connection that enters or leaves from now on."""
+    def subscribe(self, on_change: OnChange) -> Callable[[], None]:
+        """Be told of every connection that enters or leaves from now on. Call what is returned to hear no more."""
         self._listeners.append(on_change)
+        return partial(self._listeners.remove, on_change)
 
     def attended(self, on_peer: OnPeer) -> OnPeer:
         """`on_peer` for `net.links.serve`, run only for the connection that is kept, and kept on the books meanwhile.
@@ -86,7 +88,7 @@ class Connections:
             self.leave(old.peer)
         self._entries[peer.node_id] = _Entry(peer, self._now())
         self._peers[peer.node_id] = peer
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):
             listener(peer, True)
         return True
 
@@ -97,7 +99,7 @@ class Connections:
             return
         del self._entries[peer.node_id]
         del self._peers[peer.node_id]
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):
             listener(peer, False)
 
     def _is_better(self, new: Peer, old: _Entry) -> bool:

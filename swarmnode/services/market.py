@@ -13,20 +13,22 @@ from functools import partial
 import trio
 
 from swarmnode.config import Config
-from swarmnode.errors import LocalError, RemoteError, StoreError, UnsuitableModelError
+from swarmnode.errors import BudgetError, LocalError, RemoteError, StoreError, UnsuitableModelError
 from swarmnode.gossip.coverage import Coverage, MarketView, site_of
 from swarmnode.gossip.demand import aggregate
-from swarmnode.gossip.records import DEMAND, DemandRecord, ModelHoldings, NodeRecord
+from swarmnode.gossip.records import DEMAND, DemandRecord, ModelHoldings, NodeRecord, Version
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.gossip.sketch import DemandSketch
 from swarmnode.gossip.table import Change
 from swarmnode.gossip.volunteering import Drop, Fetch, Volunteer
 from swarmnode.identity import NodeId
+from swarmnode.net.peer import Peer
+from swarmnode.services.connections import Connections
 from swarmnode.services.fetch import SliceFetcher, Sources
 from swarmnode.services.gossip import GossipService
 from swarmnode.services.reports import Fetched, JoinEvent, Planned, Settled, Tested
 from swarmnode.services.residence import Residence
-from swarmnode.weights.slices import ExpertRange, overlapping
+from swarmnode.weights.slices import ExpertRange, holdings_of, merge_pairs, overlapping
 from swarmnode.wire.constants import MAX_PAIRS
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class Market:
         node_id: NodeId,
         residence: Residence,
         gossip: GossipService,
+        connections: Connections,
         sources: Sources,
         config: Config,
         epoch: int,
@@ -49,6 +52,9 @@ class Market:
         self._node_id = node_id
         self._residence = residence
         self._gossip = gossip
+        self._connections = connections
+        self._lost: dict[NodeId, tuple[float, Version | None]] = {}
+        """Nodes whose connection ended: when, and their record's version then."""
         self._config = config
         self._report = report
         self._model = residence.manifest.model_id
@@ -64,10 +70,14 @@ class Market:
         self._coverage = Coverage(self._model, self._shape, node_id, config.market, site)
         self._view = MarketView(self._coverage)
         self._demand_changed = False
+        self._room_lock = trio.Lock()
         self._n_tested = 0
         self.on_change: Callable[[], None] = lambda: None
         """Told when `holdings` or `serving` are others than before."""
-        gossip.subscribe(self._heard)
+        self._unsubscribe = (
+            gossip.subscribe(self._heard),
+            connections.subscribe(self._connection_changed),
+        )
 
     @property
     def serving(self) -> tuple[ExpertRange, ...]:
@@ -99,12 +109,16 @@ class Market:
         Raises LocalError (this machine cannot serve: DeviceError; StoreError or BudgetError while nothing is served
         yet) or UnsuitableModelError (the weights come out wrong here).
         """
-        async with trio.open_nursery() as nursery:
-            await self._take_up(nursery)
-            await trio.sleep(self._config.market.first_news_s)
-            while True:
-                self._decide(nursery)
-                await trio.sleep_until(max(self._volunteer.next_s, trio.current_time() + 0.01))
+        try:
+            async with trio.open_nursery() as nursery:
+                await self._take_up(nursery)
+                await trio.sleep(self._config.market.first_news_s)
+                while True:
+                    self._decide(nursery)
+                    await trio.sleep_until(max(self._volunteer.next_s, trio.current_time() + 0.01))
+        finally:
+            for unsubscribe in self._unsubscribe:
+                unsubscribe()
 
     # -- news
 
@@ -163,12 +177,15 @@ class Market:
         now_s = trio.current_time()
         if self._demand_changed:
             self._count_demand()
-        self._suspect_sources()
+        self._suspect(now_s)
         self._coverage.advance(now_s)
         decisions = self._volunteer.decide(self._view, now_s)
         if not decisions:
             return
         self.on_change()
+        own = self._gossip.table.get(self._node_id)
+        if own is not None and self.holdings in own.state.models:
+            self._volunteer.published(now_s)  # what is withdrawn and claimed again makes no new record
         for decision in decisions:
             if isinstance(decision, Drop):
                 nursery.start_soon(self._drop, decision.item)
@@ -176,10 +193,25 @@ class Market:
                 nursery.start_soon(self._fetch, decision.item)
         self._planned(sum(isinstance(decision, Fetch) for decision in decisions))
 
-    def _suspect_sources(self) -> None:
-        """Who gave wrong bytes says wrong things of what it holds, too."""
+    def _suspect(self, now_s: float) -> None:
+        """Who gave wrong bytes says wrong things of what it holds, too; and who is gone says nothing any more, long
+        before its record ends. A record that was issued since says that the node lives.
+        """
         for node_id, standing in self._fetcher.standings.items():
             self._coverage.suspect(node_id, standing.n_wrong > 0)
+        for node_id, (lost_s, version) in list(self._lost.items()):
+            record = self._gossip.table.get(node_id)
+            is_back = node_id in self._connections.connected
+            if is_back or record is None or record.version != version:
+                del self._lost[node_id]
+                self._coverage.suspect(node_id, False)
+            elif now_s - lost_s >= self._config.market.lost_after_s:
+                self._coverage.suspect(node_id, True)
+
+    def _connection_changed(self, peer: Peer, is_connected: bool) -> None:
+        if not is_connected and "worker" in peer.settings.roles:
+            record = self._gossip.table.get(peer.node_id)
+            self._lost[peer.node_id] = (trio.current_time(), None if record is None else record.version)
 
     async def _fetch(self, item: ExpertRange) -> None:
         self._due_bytes += self._shape.range_bytes([item])
@@ -187,18 +219,33 @@ class Market:
         async def fetch_and_load() -> None:
             loaded: list[ExpertRange] = []
             try:
+                await self._make_room()
                 for piece in item.pieces(self._config.store.commit_experts):
                     await self._fetcher.fetch(piece)
                     await self._residence.load(piece)
                     loaded.append(piece)
-            except BaseException:
-                with trio.CancelScope(shield=True):
-                    for piece in loaded:
-                        await self._residence.unload(piece)
+            except (LocalError, RemoteError):  # when cancelled, it stays on disk for the next start
+                for piece in loaded:
+                    await self._residence.unload(piece)
                 raise
 
         if await self._settle(item, fetch_and_load()):
             self.on_change()
+
+    async def _make_room(self) -> None:
+        """What failed downloads left on disk stays while the budget has room for it beside all that is held."""
+        incoming, threads = self._residence.store.incoming, self._residence.threads
+        async with self._room_lock:
+            due = holdings_of(self._volunteer.loading)
+            left_bytes = self._residence.budget_bytes - self._volunteer.occupied_bytes
+            kept = [(layer, expert) for layer, experts in due.items() for expert in experts]
+            for found in await threads.run(incoming.ranges):
+                for expert in found.experts:
+                    expert_bytes = self._shape.expert_bytes[found.layer]
+                    if expert not in due.get(found.layer, ()) and expert_bytes <= left_bytes:
+                        left_bytes -= expert_bytes
+                        kept.append((found.layer, expert))
+            await threads.run(partial(incoming.keep_only, merge_pairs(kept)))
 
     async def _drop(self, item: ExpertRange) -> None:
         """The word is out already; those who ask all the same have `withdraw_s` to hear of it."""
@@ -211,7 +258,7 @@ class Market:
         try:
             await work
         except (UnsuitableModelError, LocalError) as error:
-            if not isinstance(error, StoreError) or not self._volunteer.serving:
+            if not isinstance(error, StoreError | BudgetError) or not self._volunteer.serving:
                 raise
             self._failed(item, str(error))
             return False

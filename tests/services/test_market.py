@@ -138,18 +138,19 @@ async def test_what_is_withdrawn_and_claimed_again_at_once_is_fetched(
 
     def once(self: Volunteer, view: View, now_s: float) -> list[Any]:
         found: list[Any] = settled(self, view, now_s)
-        if found and not withdrawn:
-            (_, item, entry), *others = found
+        if found and not withdrawn and len(self._entries) == 1:  # the last one: nothing else makes a record
+            ((_, item, entry),) = found
             withdrawn.append(item)
-            return [(-1.0, item, entry), *others]  # anything else is scarcer
+            return [(-1.0, item, entry)]  # anything else is scarcer
         return found
 
     monkeypatch.setattr(Volunteer, "_settled", once)
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
         address = await start_source(nursery, network, source, 1)
-        async with joined(network, [address], tmp_path, device, 2 * BUDGET) as worker:
-            await worker.until_serving(source, 90)
+        config = replace(CONFIG, market=replace(CONFIG.market, max_downloads=1))
+        async with joined(network, [address], tmp_path, device, 2 * BUDGET, config=config) as worker:
+            await worker.until_serving(source, 120)
         nursery.cancel_scope.cancel()
     assert len(withdrawn) == 1
     assert source.n_announced == 16
