@@ -121,7 +121,11 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["join", "--budget", "3MB", "--bootstrap", "nonsense"], 1, "neither an address"),
         (["join", "--budget", "3MB", "--bootstrap", "swarm://abc@h:1"], 1, "52 characters"),
         (["join", "--budget", "3MB", "--listen", ":1", "--allow", "no-such-file"], 1, "cannot read the list"),
-        (["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--allow", "list"], 1, "give --listen"),
+        (
+            ["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--no-listen", "--allow", "list"],
+            1,
+            "--no-listen nobody",
+        ),
         (["backbone", "--allow", "no-such-file"], 1, "cannot read the list of allowed nodes"),
         (["backbone", "--model", "no-such-model"], 1, "no file and no known model"),
         (["backbone", "--api", "0.0.0.0:1"], 1, "loopback only"),
