@@ -346,8 +346,9 @@ class MarketConfig:
     """A node that starts waits so long before it claims anything: until it has heard from its first peer."""
     lost_after_s: float = 15.0
     """A worker whose connection to us ended that long ago, and of which nothing new was heard, counts as a suspect."""
-    withdraw_s: float = 2.0
-    """Between the word that experts are given up and the end of serving them."""
+    withdraw_s: float = 3.0
+    """Between the word that experts are given up and the end of serving them: longer than ServeConfig.max_queue_s, so
+    that what was queued before is computed."""
     late_share: float = 0.45
     """A record that is not renewed within this share of its ttl counts nothing until it is: it is due after a third,
     and travels for seconds. With ttl_s of 600, who goes without a word counts for 70 to 270 s, not for 400 to 600."""
@@ -370,7 +371,7 @@ class MarketConfig:
     """Nodes of one such site that count at all."""
     count_every_pass: int = 4
     """A backbone counts the choices of one pass in so many."""
-    demand_interval_s: float = 30.0
+    demand_interval_s: float = 20.0
     """A backbone tells its demand at most this often."""
     demand_half_life_s: float = 600.0
     unmet_half_life_s: float = 60.0

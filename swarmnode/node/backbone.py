@@ -32,6 +32,8 @@ from swarmnode.net.peer import Peer
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
 from swarmnode.node.common import (
+    LEAVE_GRACE_S,
+    Goodbye,
     NodeOptions,
     endpoint_of,
     hold_key,
@@ -39,8 +41,8 @@ from swarmnode.node.common import (
     open_compute,
     stop_on_signal,
 )
-from swarmnode.node.gossiping import prepare_gossip
-from swarmnode.node.meeting import prepare_meeting
+from swarmnode.node.gossiping import Gossiping, prepare_gossip
+from swarmnode.node.meeting import Meeting, prepare_meeting
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
 from swarmnode.services.gossip_state import GossipState
@@ -127,10 +129,11 @@ async def run_backbone(
     """Serve a model until stopped. Raises LocalError when this machine or the model's files cannot."""
     with hold_key(options.folders) as key:
         async with trio.open_nursery() as nursery, await _api_listener(options.api) as api_listener:
-            nursery.start_soon(stop_on_signal, nursery.cancel_scope)
+            goodbye = Goodbye()
+            nursery.start_soon(stop_on_signal, nursery.cancel_scope, goodbye)
             path = resolve_model(options.model, options.folders.models)
             with ModelIndex.open(path) as index:
-                await _serve_model(options, key, index, api_listener, report, task_status)
+                await _serve_model(options, key, index, api_listener, goodbye, report, task_status)
 
 
 async def _serve_model(
@@ -138,6 +141,7 @@ async def _serve_model(
     key: NodeKey,
     index: ModelIndex,
     api_listener: trio.SocketListener,
+    goodbye: Goodbye,
     report: Callable[[BackboneEvent], None],
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -151,7 +155,7 @@ async def _serve_model(
         backbone = assemble_backbone(options, index, manifest, model, bank, gate, Threads())
         async with trio.open_nursery() as nursery:
             places = await start_backbone(
-                backbone, options, key, TcpTransport(), report, nursery, device.info, Threads()
+                backbone, options, key, TcpTransport(), report, nursery, device.info, Threads(), goodbye
             )
             app = _app(backbone, index, options.config.api, node_api_of(backbone, index, options, key, token))
             stalled_s = options.config.api.stalled_s
@@ -169,6 +173,7 @@ async def start_backbone(
     nursery: trio.Nursery,
     device: DeviceInfo,
     threads: Runner | None = None,
+    goodbye: Goodbye | None = None,
 ) -> tuple[PeerAddress, ...]:
     """Start the services in `nursery`; returns the addresses listened on. `threads` write small files (None: here)."""
     backbone.members.on_change = partial(_tell, backbone.state, report)
@@ -202,7 +207,16 @@ async def start_backbone(
     )
     nursery.start_soon(backbone.demand.run, model, gossiping.service.publish_demand)
     meeting.start(nursery, options, endpoint, places, threads or Inline())
+    if goodbye is not None:
+        goodbye.say = partial(_leave, gossiping, meeting)
     return tuple(PeerAddress(key.node_id, host, port) for host, port in places)
+
+
+async def _leave(gossiping: Gossiping, meeting: Meeting) -> None:
+    """Others forget this node at once; the next start has a higher number."""
+    gossiping.record.leave()
+    await trio.sleep(LEAVE_GRACE_S)
+    await meeting.close("leaving")
 
 
 def _seeds(manifest: Manifest) -> ModelHoldings:

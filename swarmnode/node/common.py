@@ -27,7 +27,9 @@ from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.secret import NetworkSecret
 
-LEAVE_TIMEOUT_S = 1.0
+LEAVE_TIMEOUT_S = 2.0
+LEAVE_GRACE_S = 0.7
+"""Between our last record and the end of the connections: neighbours ask for it in that time."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,17 @@ async def open_compute(options: NodeOptions) -> AsyncIterator[tuple[ComputeGate,
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(thread.close)
+
+
+class Goodbye:
+    """What to do before a clean stop, once there is somebody to say it to."""
+
+    def __init__(self) -> None:
+        self.say: Callable[[], Awaitable[None]] | None = None
+
+    async def __call__(self) -> None:
+        if self.say is not None:
+            await self.say()
 
 
 async def stop_on_signal(scope: trio.CancelScope, leave: Callable[[], Awaitable[None]] | None = None) -> None:

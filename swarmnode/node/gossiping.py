@@ -60,6 +60,7 @@ def prepare_gossip(
     service = GossipService(
         core, meeting.connections, config.gossip, time.time, partial(store_incarnation, path)
     )
+
     def remember(change: Change) -> None:
         if isinstance(change.record, NodeRecord):
             meeting.book.heard(addresses_of(change.record))

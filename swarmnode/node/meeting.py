@@ -58,6 +58,14 @@ class Meeting:
             )
             nursery.start_soon(discovery.run)
 
+    async def close(self, code: str) -> None:
+        """Say bye on every connection, and wait until it has left."""
+        peers = list(self.connections.connected.values())
+        for peer in peers:
+            peer.close(code)
+        for peer in peers:
+            await peer.wait_closed()
+
 
 def prepare_meeting(
     options: NodeOptions,

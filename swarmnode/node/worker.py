@@ -12,6 +12,7 @@ from functools import partial
 
 import trio
 
+from swarmnode.compute.devices import Device
 from swarmnode.gossip.records import ModelHoldings
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
@@ -19,6 +20,7 @@ from swarmnode.net.peer import Handler, Peer
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
 from swarmnode.node.common import (
+    LEAVE_GRACE_S,
     NodeOptions,
     endpoint_of,
     hold_key,
@@ -29,10 +31,12 @@ from swarmnode.node.common import (
 from swarmnode.node.gossiping import Gossiping, prepare_gossip
 from swarmnode.node.meeting import Meeting, prepare_meeting
 from swarmnode.services.bulk_links import BulkLinks
+from swarmnode.services.lost_nodes import LostNodes
 from swarmnode.services.market import Market
+from swarmnode.services.memory_lease import lease_folder, memory_lease
 from swarmnode.services.reports import JoinEvent, Listening, Started
 from swarmnode.services.residence import Residence, ResidenceBuilder
-from swarmnode.services.runners import Runner, Threads
+from swarmnode.services.runners import ComputeGate, Runner, Threads
 from swarmnode.services.slice_holders import SliceHolders
 from swarmnode.services.volunteer import VolunteerService
 from swarmnode.wire.endpoint import Endpoint
@@ -54,24 +58,36 @@ async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]
 
 async def _run_worker(options: WorkerOptions, key: NodeKey, report: Callable[[JoinEvent], None]) -> None:
     async with open_compute(options) as (gate, device):
-        threads = Threads(options.config.store.threads)
-        builder = ResidenceBuilder(
-            options.budget_bytes,
-            options.folders.cache,
-            device,
-            gate,
-            threads,
-            options.config,
-            report,
-            others=may_meet_others(options, key),
-        )
-        worker = assemble_worker(options, key, builder, TcpTransport(), report, threads)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stop_on_signal, nursery.cancel_scope, worker.leave)
-                await worker.start(nursery)
-        finally:
-            await worker.service.aclose()
+        info = device.info
+        with memory_lease(lease_folder(), info.name, options.budget_bytes, info.memory_total_bytes):
+            await _lend(options, key, gate, device, report)
+
+
+async def _lend(
+    options: WorkerOptions,
+    key: NodeKey,
+    gate: ComputeGate,
+    device: Device,
+    report: Callable[[JoinEvent], None],
+) -> None:
+    threads = Threads(options.config.store.threads)
+    builder = ResidenceBuilder(
+        options.budget_bytes,
+        options.folders.cache,
+        device,
+        gate,
+        threads,
+        options.config,
+        report,
+        others=may_meet_others(options, key),
+    )
+    worker = assemble_worker(options, key, builder, TcpTransport(), report, threads)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_on_signal, nursery.cancel_scope, worker.leave)
+            await worker.start(nursery)
+    finally:
+        await worker.service.aclose()
 
 
 def may_meet_others(options: WorkerOptions, key: NodeKey) -> bool:
@@ -117,7 +133,10 @@ class Worker:
     async def leave(self) -> None:
         """Say goodbye to everybody, before a clean stop."""
         self.gossiping.record.leave()
-        await self.service.leave()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.service.leave)
+            nursery.start_soon(trio.sleep, LEAVE_GRACE_S)
+        await self.meeting.close("leaving")
 
 
 def assemble_worker(
@@ -143,6 +162,8 @@ def assemble_worker(
         options, key, "worker", meeting, builder.device.info, options.budget_bytes, rng
     )
     gossip = gossiping.service
+    lost_after_s = config.market.lost_after_s
+    lost = LostNodes(meeting.connections, gossip.table, lost_after_s, trio.current_time)
     holders = SliceHolders(gossip, meeting.connections)
     bulk = BulkLinks(transport, endpoint, holders.address_of, config.store)
 
@@ -152,7 +173,7 @@ def assemble_worker(
             key.node_id,
             residence,
             gossip,
-            meeting.connections,
+            lost.nodes,
             sources,
             config,
             gossip.incarnation,

@@ -16,14 +16,12 @@ from swarmnode.config import Config
 from swarmnode.errors import BudgetError, LocalError, RemoteError, StoreError, UnsuitableModelError
 from swarmnode.gossip.coverage import Coverage, MarketView, site_of
 from swarmnode.gossip.demand import aggregate
-from swarmnode.gossip.records import DEMAND, DemandRecord, ModelHoldings, NodeRecord, Version
+from swarmnode.gossip.records import DEMAND, DemandRecord, ModelHoldings, NodeRecord
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.gossip.sketch import DemandSketch
 from swarmnode.gossip.table import Change
 from swarmnode.gossip.volunteering import Drop, Fetch, Volunteer
 from swarmnode.identity import NodeId
-from swarmnode.net.peer import Peer
-from swarmnode.services.connections import Connections
 from swarmnode.services.fetch import SliceFetcher, Sources
 from swarmnode.services.gossip import GossipService
 from swarmnode.services.reports import Fetched, JoinEvent, Planned, Settled, Tested
@@ -42,19 +40,19 @@ class Market:
         node_id: NodeId,
         residence: Residence,
         gossip: GossipService,
-        connections: Connections,
+        lost: Callable[[], frozenset[NodeId]],
         sources: Sources,
         config: Config,
         epoch: int,
         report: Callable[[JoinEvent], None],
     ) -> None:
-        """`epoch`: the record's incarnation. `sources`: who may hold a range now."""
+        """`epoch`: the record's incarnation. `lost`: who is gone though its record stands. `sources`: who may hold a
+        range now."""
         self._node_id = node_id
         self._residence = residence
         self._gossip = gossip
-        self._connections = connections
-        self._lost: dict[NodeId, tuple[float, Version | None]] = {}
-        """Nodes whose connection ended: when, and their record's version then."""
+        self._lost = lost
+        self._suspects: set[NodeId] = set()
         self._config = config
         self._report = report
         self._model = residence.manifest.model_id
@@ -70,14 +68,13 @@ class Market:
         self._coverage = Coverage(self._model, self._shape, node_id, config.market, site)
         self._view = MarketView(self._coverage)
         self._demand_changed = False
+        self._moved = trio.Event()
+        """Set when a download has ended or room was made: the next decision may come earlier."""
         self._room_lock = trio.Lock()
         self._n_tested = 0
         self.on_change: Callable[[], None] = lambda: None
         """Told when `holdings` or `serving` are others than before."""
-        self._unsubscribe = (
-            gossip.subscribe(self._heard),
-            connections.subscribe(self._connection_changed),
-        )
+        self._unsubscribe = gossip.subscribe(self._heard)
 
     @property
     def serving(self) -> tuple[ExpertRange, ...]:
@@ -114,11 +111,12 @@ class Market:
                 await self._take_up(nursery)
                 await trio.sleep(self._config.market.first_news_s)
                 while True:
+                    self._moved = trio.Event()
                     self._decide(nursery)
-                    await trio.sleep_until(max(self._volunteer.next_s, trio.current_time() + 0.01))
+                    with trio.move_on_at(max(self._volunteer.next_s, trio.current_time() + 0.01)):
+                        await self._moved.wait()
         finally:
-            for unsubscribe in self._unsubscribe:
-                unsubscribe()
+            self._unsubscribe()
 
     # -- news
 
@@ -142,7 +140,7 @@ class Market:
             node = self._gossip.table.get(record.node_id)
             if sketch is not None and node is not None:
                 votes.append((site_of(node.state.addresses, node.state.relays), sketch))
-        self._view.set_demand(aggregate(votes, self._shape, self._config.market))
+        self._view.set_demand(aggregate(votes, self._shape, self._config.market, self._node_id.raw))
 
     def _sketch(self, record: DemandRecord) -> DemandSketch | None:
         for item in record.models:
@@ -177,7 +175,7 @@ class Market:
         now_s = trio.current_time()
         if self._demand_changed:
             self._count_demand()
-        self._suspect(now_s)
+        self._suspect()
         self._coverage.advance(now_s)
         decisions = self._volunteer.decide(self._view, now_s)
         if not decisions:
@@ -193,25 +191,15 @@ class Market:
                 nursery.start_soon(self._fetch, decision.item)
         self._planned(sum(isinstance(decision, Fetch) for decision in decisions))
 
-    def _suspect(self, now_s: float) -> None:
+    def _suspect(self) -> None:
         """Who gave wrong bytes says wrong things of what it holds, too; and who is gone says nothing any more, long
-        before its record ends. A record that was issued since says that the node lives.
+        before its record ends.
         """
-        for node_id, standing in self._fetcher.standings.items():
-            self._coverage.suspect(node_id, standing.n_wrong > 0)
-        for node_id, (lost_s, version) in list(self._lost.items()):
-            record = self._gossip.table.get(node_id)
-            is_back = node_id in self._connections.connected
-            if is_back or record is None or record.version != version:
-                del self._lost[node_id]
-                self._coverage.suspect(node_id, False)
-            elif now_s - lost_s >= self._config.market.lost_after_s:
-                self._coverage.suspect(node_id, True)
-
-    def _connection_changed(self, peer: Peer, is_connected: bool) -> None:
-        if not is_connected and "worker" in peer.settings.roles:
-            record = self._gossip.table.get(peer.node_id)
-            self._lost[peer.node_id] = (trio.current_time(), None if record is None else record.version)
+        liars = {node for node, standing in self._fetcher.standings.items() if standing.n_wrong > 0}
+        suspects = liars | self._lost()
+        for node_id in self._suspects ^ suspects:
+            self._coverage.suspect(node_id, node_id in suspects)
+        self._suspects = suspects
 
     async def _fetch(self, item: ExpertRange) -> None:
         self._due_bytes += self._shape.range_bytes([item])
@@ -252,6 +240,7 @@ class Market:
         await trio.sleep(self._config.market.withdraw_s)
         await self._residence.unload(item)
         self._volunteer.freed(item)
+        self._moved.set()
 
     async def _settle(self, item: ExpertRange, work: Awaitable[None]) -> bool:
         """Await `work`, which brings a range into memory; whether it is served then."""
@@ -266,6 +255,7 @@ class Market:
             self._failed(item, str(error))
             return False
         self._volunteer.served(item)
+        self._moved.set()
         self._say_if_settled()
         n_tested = len(self._residence.self_test.results)
         if n_tested != self._n_tested:
@@ -276,6 +266,7 @@ class Market:
     def _failed(self, item: ExpertRange, reason: str) -> None:
         log.warning("%s is not served: %s", item, reason)
         self._volunteer.failed(item, trio.current_time())
+        self._moved.set()
         self.on_change()
 
     # -- what people see

@@ -117,5 +117,7 @@ class Started:
     node: str
 
 
-JoinEvent: TypeAlias = Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving | Settled
+JoinEvent: TypeAlias = (
+    Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving | Settled
+)
 BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged

@@ -196,8 +196,6 @@ class VolunteerService:
         if self._residence is not None:
             with contextlib.suppress(RemoteError):
                 await self._announce(peer, self._residence, (), "leaving")
-            peer.close("leaving")
-            await peer.wait_closed()  # so that the goodbye leaves before everything is cancelled
 
     async def _entry(self, peer: Peer) -> ModelEntry:
         """The first of the peer's models that is held here, or that may be."""

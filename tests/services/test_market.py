@@ -258,19 +258,25 @@ async def test_a_full_disk_with_nothing_served_ends_the_command(
 
 
 async def test_a_full_disk_with_something_served_leaves_that(
-    source: Source, device: Device, tmp_path: Path
+    source: Source, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = MemoryNetwork()
     config = replace(CONFIG, market=replace(CONFIG.market, max_downloads=1))
+    create, is_full = incoming._creating, True
+
+    def creating(path: str, flags: int) -> int:
+        return refuse(path, flags) if is_full and source.n_announced else create(path, flags)
+
+    monkeypatch.setattr(incoming, "_creating", creating)
     async with trio.open_nursery() as nursery:
         address = await start_source(nursery, network, source, 1)
         async with joined(network, [address], tmp_path, device, BUDGET, config=config) as worker:
-            await worker.until(lambda: source.n_announced == 4)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(incoming, "_creating", refuse)
-                await trio.sleep(300)
-                assert source.n_announced == 4
-                assert source.peers[-1].ended is None
+            await worker.until(lambda: source.n_announced > 0)
+            n_served = source.n_announced
+            await trio.sleep(300)
+            assert source.n_announced == n_served < 8
+            assert source.peers[-1].ended is None
+            is_full = False
             await worker.until_serving(source, 120)
         nursery.cancel_scope.cancel()
     assert source.n_announced == 8
