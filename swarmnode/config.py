@@ -473,6 +473,9 @@ class NodeApiConfig:
     """Shards sent at a time; more are refused with status 429."""
     shard_piece_bytes: int = 256 * KIB
     """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (50 us)."""
+    rest_share: float = 5.0
+    """While rows travel, sending rests for so many times as long as the last piece took: HTTP takes more of the thread
+    that serves rows than slices between nodes do (StoreConfig.rest_share)."""
     threads: int = 2
     """Threads that read shards and make JSON: one reads 2 GB/s from the page cache, and a disk that is asked twice at a
     time is fast enough."""

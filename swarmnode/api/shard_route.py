@@ -126,11 +126,13 @@ class ShardRoute:
             await self._make_room(began_s)
 
     async def _make_room(self, began_s: float) -> None:
-        """As slices do between nodes (StoreConfig.rest_share): while rows travel, half of the time is theirs."""
-        now_s = trio.current_time()
-        if now_s - self._rows_at_s() < self._gentle.rows_recent_s:
-            took_s = now_s - began_s
-            await trio.sleep(min(self._gentle.rest_share * took_s, self._gentle.max_rest_s))
+        """As slices do between nodes (StoreConfig.rest_share): while rows travel, most of the time is theirs."""
+        if self._rows_travel():
+            took_s = trio.current_time() - began_s
+            await trio.sleep(min(self._config.rest_share * took_s, self._gentle.max_rest_s))
+
+    def _rows_travel(self) -> bool:
+        return trio.current_time() - self._rows_at_s() < self._gentle.rows_recent_s
 
 
 class _ShardResponse(Response):
