@@ -124,14 +124,19 @@ class Contacts:
         """One dial, and the connection that comes of it."""
         try:
             with scope:
-                await self._dial(target)
+                await self._dial(target, scope)
                 return
         finally:
-            self._scopes.pop(target, None)
+            self._not_dialling(target, scope)
             self._changed.set()
         self._plan.postpone(target, trio.current_time())
 
-    async def _dial(self, target: Target) -> None:
+    def _not_dialling(self, target: Target, scope: trio.CancelScope) -> None:
+        """This dial is over. A later one of the same node, begun while the connection of this one closed, is not."""
+        if self._scopes.get(target) is scope:
+            del self._scopes[target]
+
+    async def _dial(self, target: Target, scope: trio.CancelScope) -> None:
         places = target.places
         name = _name(places[0])
         if len(self._plan) <= self._config.report_dials:
@@ -157,7 +162,7 @@ class Contacts:
                 if isinstance(failure, WrongNodeError):
                     self._plan.reached_another(target, place)
         self._plan.opened(target, address)
-        del self._scopes[target]  # what is open is not given up
+        self._not_dialling(target, scope)  # what is open is not given up
         await self._attend(target, address, peer)
 
     async def _attend(self, target: Target, address: PeerAddress, peer: Peer) -> None:
@@ -188,6 +193,8 @@ class Contacts:
             self._connections.leave(peer)
         if local:
             raise local[0]
+        if target in self._scopes:
+            return  # it is being dialled again already: the next pause is that dial's
         ended = peer.ended
         if not was_kept or (ended is not None and ended.code == "replaced"):
             self._plan.postpone(target, trio.current_time())

@@ -451,3 +451,27 @@ async def test_a_restarted_node_joins_through_a_peer_that_it_remembers(tmp_path:
         newcomer.start()
         started_s = trio.current_time()
         assert await until(lambda: newcomer.is_connected_to(neighbour)) - started_s < 5
+
+
+async def test_a_dial_begun_while_an_older_connection_closes_is_not_forgotten_with_it() -> None:
+    """The node dialled us and was lost again, within the second that our replaced connection takes to close."""
+    network, log = MemoryNetwork(latency_s=0.2), Log()
+    opened: list[Peer] = []
+
+    async def attend(peer: Peer) -> None:
+        opened.append(peer)
+        await peer.wait_closed()
+
+    contact = Contacts(network.host("me"), ME, {}, attend, CONFIG, log.report, random.Random(0))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, network.host("other"), OTHER, handlers={}, host=None, port=1))
+        nursery.start_soon(contact.run, [THERE])
+        await until(lambda: len(opened) == 1)
+        contact.connections.leave(opened[0])  # so it is dialled at once
+        await trio.sleep(0.1)
+        opened[0].close("replaced")
+        await until(lambda: len(opened) == 2)
+        await trio.sleep(10)
+        assert opened[1].ended is None
+        assert len(opened) == 2, "dialled once"
+        nursery.cancel_scope.cancel()
