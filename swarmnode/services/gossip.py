@@ -139,21 +139,28 @@ class GossipService:
             )
 
     async def _send(self, peer: Peer, outgoing: Outgoing) -> None:
+        reply: Message | None = None
+        reply_body = memoryview(b"")
         try:
             with trio.fail_after(self._config.request_timeout_s):
                 body: Body = (outgoing.body,) if outgoing.body else ()
                 reply, reply_body = await peer.request(
                     outgoing.message, body, traffic_class=TrafficClass.PREFILL
                 )
-            self._core.receive_untrusted(outgoing, reply, reply_body, trio.current_time())
+        except RequestRefusedError as error:  # an answer as well: it is not asked again at once
+            reply = Refused(error.code, error.reason, error.retry_after_ms)
+        except (RemoteError, trio.TooSlowError):
+            pass  # reply stays None: `failed`
+        if self._connections.connected.get(outgoing.peer) is not peer:
+            return  # the core forgot it with the connection; what is asked on the next one is none of its business
+        try:
+            if reply is None:
+                self._core.failed(outgoing, trio.current_time())
+            else:
+                self._core.receive_untrusted(outgoing, reply, reply_body, trio.current_time())
         except ProtocolError as error:
             self._core.failed(outgoing, trio.current_time())
             peer.close(error.code, error.reason)
-        except RequestRefusedError as error:  # an answer as well: it is not asked again at once
-            refused = Refused(error.code, error.reason, error.retry_after_ms)
-            self._core.receive_untrusted(outgoing, refused, b"", trio.current_time())
-        except (RemoteError, trio.TooSlowError):
-            self._core.failed(outgoing, trio.current_time())
         self._pump()
 
     async def _answer(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:

@@ -291,6 +291,33 @@ async def test_of_two_connections_of_a_node_the_newer_one_stays() -> None:
 # ---- our own key
 
 
+async def test_a_request_on_a_connection_that_was_replaced_says_nothing_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends a second later, when the same is under way on the new one: that must not be taken as failed."""
+    network = MemoryNetwork()
+    a = GossipNode(network, 1)
+    told: list[str] = []
+
+    async def silent(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async with trio.open_nursery() as nursery:
+        await a.start(nursery)
+        peer = await stranger(nursery, network, a.address, dict.fromkeys(KINDS, silent))
+        core = a.service._core
+        await until(lambda: any(p.comparing for p in core._overlay), 5)
+        monkeypatch.setattr(core, "failed", lambda sent, now_s: told.append(type(sent.message).__name__))
+        again = await stranger(nursery, network, a.address, dict.fromkeys(KINDS, silent))
+        with trio.fail_after(5):
+            await peer.wait_closed()
+        await trio.sleep(2)
+        assert again.ended is None
+        assert told == []
+        nursery.cancel_scope.cancel()
+
+
 async def restored(network: MemoryNetwork, nursery: trio.Nursery, again: GossipNode) -> GossipNode:
     """A node that knows a record of incarnation 5 of node 1, which then starts anew as `again`."""
     b = GossipNode(network, 2)
