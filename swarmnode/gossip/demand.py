@@ -109,12 +109,14 @@ def aggregate(
     Every expert's share is the mean over sites after a quarter of the values at each end (at least one, from three
     sites on) was left out, so that fewer liars than that move it only within what honest sites say. Silent ones (no
     pairs) have no vote, and beyond `config.max_demand_sites` sites the rest is left out, in an order by hash with
-    `salt` (the own node's id: so nobody can take all votes of all nodes).
+    `salt` (the own node's id: so nobody can take all votes of all nodes). Of a site the first `config.max_siblings`
+    count: identities are free, and each sketch takes an array of the whole model.
     """
     sites: dict[str, list[DemandSketch]] = {}
     for site, sketch in votes:
-        if sketch.per_s > 0:
-            sites.setdefault(site, []).append(sketch)
+        group = sites.setdefault(site, []) if sketch.per_s > 0 else None
+        if group is not None and len(group) < config.max_siblings:
+            group.append(sketch)
     if not sites:
         return even_demand(shape)
     order = sorted(sites, key=lambda site: hashlib.blake2b(salt + site.encode()).digest())

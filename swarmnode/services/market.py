@@ -16,11 +16,11 @@ from swarmnode.config import Config
 from swarmnode.errors import BudgetError, LocalError, RemoteError, StoreError, UnsuitableModelError
 from swarmnode.gossip.coverage import Coverage, MarketView, site_of
 from swarmnode.gossip.demand import aggregate
-from swarmnode.gossip.records import DEMAND, DemandRecord, ModelHoldings, NodeRecord
+from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord
 from swarmnode.gossip.shape import MarketShape
-from swarmnode.gossip.sketch import DemandSketch
 from swarmnode.gossip.table import Change
 from swarmnode.gossip.volunteering import Drop, Fetch, Volunteer
+from swarmnode.gossip.votes import demand_votes
 from swarmnode.identity import NodeId
 from swarmnode.services.fetch import SliceFetcher, Sources
 from swarmnode.services.gossip import GossipService
@@ -134,22 +134,8 @@ class Market:
     def _count_demand(self) -> None:
         """Sketches and sites of all backbones, as far as they can be read."""
         self._demand_changed = False
-        votes = []
-        for record in self._gossip.table.demands():
-            sketch = self._sketch(record)
-            node = self._gossip.table.get(record.node_id)
-            if sketch is not None and node is not None:
-                votes.append((site_of(node.state.addresses, node.state.relays), sketch))
+        votes = demand_votes(self._gossip.table, self._model, self._shape.size, self._config.market)
         self._view.set_demand(aggregate(votes, self._shape, self._config.market, self._node_id.raw))
-
-    def _sketch(self, record: DemandRecord) -> DemandSketch | None:
-        for item in record.models:
-            if item.model == self._model:
-                try:
-                    return DemandSketch.decode_untrusted(item.sketch, self._shape.size)
-                except RemoteError as error:
-                    log.info("the demand of %s is not counted: %s", record.node_id.short, error)
-        return None
 
     # -- decisions, carried out
 

@@ -7,7 +7,6 @@ lease, and weighing little, because nobody signs for them. They are this node's 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,20 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.config import Config, MarketConfig
-from swarmnode.errors import RemoteError, UsageError
+from swarmnode.errors import UsageError
 from swarmnode.gossip.coverage import F32, Coverage, MarketView, scarcity, site_of
 from swarmnode.gossip.demand import Demand, aggregate, even_demand
-from swarmnode.gossip.records import DEMAND, DemandRecord, ModelHoldings, NodeRecord, OwnState
+from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord, OwnState
 from swarmnode.gossip.shape import MarketShape
-from swarmnode.gossip.sketch import DemandSketch
 from swarmnode.gossip.table import Change, RecordTable
+from swarmnode.gossip.votes import demand_votes
 from swarmnode.identity import NodeId
 from swarmnode.schedule.placement import choose_scarcest
 from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange, holdings_of, ranges_of
 from swarmnode.wire.constants import MAX_RANGES
-
-log = logging.getLogger(__name__)
 
 _OUTSIDE = "name announced"
 """The site from which holders are looked at that announce themselves: none of them is a neighbour of it."""
@@ -237,23 +234,10 @@ class MarketWatch:
 
     def _count_demand(self) -> None:
         self._is_demand_new = False
-        votes = []
-        for record in self._gossip.table.demands():
-            sketch, node = self._sketch(record), self._gossip.table.get(record.node_id)
-            if sketch is not None and node is not None:
-                votes.append((site_of(node.state.addresses, node.state.relays), sketch))
+        votes = list(demand_votes(self._gossip.table, self.manifest.model_id, self.shape.size, self._market))
         self._n_sketches = len(votes)
         self._demand = aggregate(votes, self.shape, self._market)
         self._view.set_demand(self._demand)
-
-    def _sketch(self, record: DemandRecord) -> DemandSketch | None:
-        for item in record.models:
-            if item.model == self.manifest.model_id:
-                try:
-                    return DemandSketch.decode_untrusted(item.sketch, self.shape.size)
-                except RemoteError as error:
-                    log.info("the demand of %s is not counted: %s", record.node_id.short, error)
-        return None
 
 
 def choose_ranges(

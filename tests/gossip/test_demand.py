@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -174,3 +176,15 @@ def test_sketches_of_experts_that_do_not_exist_count_nothing() -> None:
     assert not demand.weight[:4].any()
     assert demand.weight[4:].mean() == pytest.approx(1.0)
     assert not demand.unmet.any()
+
+
+def test_a_flood_of_backbones_takes_no_more_memory_than_a_few() -> None:
+    """Each sketch becomes an array of the whole model: 8,000 of them at once were 800 MB."""
+    shape = even_shape(48, 256)
+    sketch = honest(3)
+    tracemalloc.start()
+    told = aggregate([("nowhere", sketch)] * 2000, shape, CONFIG)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert told.per_s == CONFIG.max_siblings * sketch.per_s
+    assert peak_bytes < 12e6
