@@ -189,6 +189,7 @@ class Volunteer:
         """Memory and disk of a dropped range are free again."""
         self._next_s = -math.inf
         self._dropping.discard(item)
+        self._taken[self._shape.slice_of(item)] = False
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
@@ -347,9 +348,9 @@ class Volunteer:
         self._taken[self._shape.slice_of(item)] = False
 
     def _drop(self, item: ExpertRange) -> None:
+        """Its experts stay taken until they are freed: a download of them would be deleted with what was dropped."""
         self._serving.remove(item)
         self._dropping.add(item)
-        self._taken[self._shape.slice_of(item)] = False
 
 
 def _merged(ranges: Iterable[ExpertRange]) -> tuple[ExpertRange, ...]:

@@ -250,3 +250,21 @@ def test_eight_nodes_heal_after_kills(kills: int) -> None:
         market.kill(node)
     market.run(240)
     assert min(market.all_replicas()) >= (2 if kills == 1 else 1)
+
+
+def test_what_is_being_dropped_is_not_claimed_until_it_is_freed() -> None:
+    """A download of it could begin before the old one is deleted, and would be deleted with it."""
+    shape = even_shape(2, 8)
+    volunteer = Volunteer(b"n" * 32, shape, 4 * shape.expert_bytes[0], CONFIG)
+    item = ExpertRange(0, 0, 4)
+    for part in volunteer.adopt([item], 0.0):
+        volunteer.served(part)
+    assert volunteer.serving == (item,)
+    volunteer._drop(item)
+    others = FixedView(shape, np.full(shape.size, 5, np.float32))
+    others.replicas[shape.slice_of(item)] = 0  # nothing else is as scarce
+    claimed = [found for found in volunteer.decide(others, 1.0) if isinstance(found, Claim)]
+    assert claimed
+    assert overlapping([item, *[found.item for found in claimed]]) is None
+    volunteer.freed(item)
+    assert overlapping([item, *[run for _, run in volunteer._pick(others, 10**9, 4)]]) is not None
