@@ -67,6 +67,7 @@ class VolunteerService:
         self._handlers: dict[type[Message], Handler] = {} if handlers is None else handlers
         self._own_handlers: set[type[Message]] = set()
         self._seq = 0
+        self._is_leaving = False
         self._failed = trio.Event()
         self._failure: LocalError | None = None
 
@@ -109,7 +110,7 @@ class VolunteerService:
 
     async def _keep_announced(self, peer: Peer) -> None:
         told: tuple[ExpertRange, ...] | None = None
-        while True:
+        while not self._is_leaving:
             changed, residence, market = self._changed, self._residence, self._market
             if residence is None or market is None:
                 raise UnsuitableModelError("its model is none for this machine")
@@ -179,7 +180,11 @@ class VolunteerService:
             raise first_error(group) from None
 
     async def leave(self) -> None:
-        """Tell every backbone that no more rows are wanted, before a clean stop. A silent one delays no other."""
+        """Tell every backbone that no more rows are wanted, before a clean stop. A silent one delays no other.
+
+        What changes from now on is not announced any more.
+        """
+        self._is_leaving = True
         async with trio.open_nursery() as nursery:
             for peer in tuple(self._sessions):
                 nursery.start_soon(self._leave, peer)

@@ -348,6 +348,25 @@ async def test_what_is_given_up_is_told_before_its_memory_is_freed(
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_said_that_it_leaves_announces_nothing_more(
+    source: Source, device: Device, tmp_path: Path
+) -> None:
+    """A download that ends within the goodbye would bring it back into routing."""
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        address = await start_source(nursery, network, source, 1)
+        async with joined(network, [address], tmp_path, device, BUDGET) as worker:
+            await worker.until_serving(source)
+            service = worker.parts.service
+            await service.leave()
+            assert source.announced[-1].state == "leaving"
+            worker.market._volunteer._serving.pop()
+            service._market_changed()
+            await trio.sleep(1)
+            assert source.announced[-1].state == "leaving"
+        nursery.cancel_scope.cancel()
+
+
 # ---- weights that come out wrong
 
 
