@@ -82,8 +82,9 @@ async def connect_first(
         else:
             if won:
                 await _drop(peer)
-            won.append((address, peer))
-            nursery.cancel_scope.cancel()
+            else:
+                won.append((address, peer))
+                nursery.cancel_scope.cancel()
         ended.set()
 
     try:

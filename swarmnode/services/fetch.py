@@ -88,8 +88,8 @@ class SliceFetcher:
         """Fetch and commit one range; it becomes visible only when the hash of every slab was right.
 
         What came stays on disk when it fails or is killed, block by block, and is not fetched again. A source that
-        refuses is asked less, one that is silent for `block_timeout_s` not any more, one whose bytes are wrong not for
-        this range. Raises the last source's error when none is left that could have the rest: BadReplyError (wrong
+        refuses is asked less, one that is silent or busy for `block_timeout_s` not any more, one whose bytes are wrong
+        not for this range. Raises the last source's error when none is left that could have the rest: BadReplyError (wrong
         bytes), RequestRefusedError, ConnectionLostError (silent, gone, or none at all); StoreError when the disk
         refuses, and then nothing of the range is left there.
         """
@@ -133,6 +133,8 @@ class _RangeFetch:
         self._liars: set[NodeId] = set()
         self._refused: set[tuple[NodeId, int]] = set()
         """Experts that a source does not have."""
+        self._busy_since_s: dict[NodeId, float] = {}
+        """Sources that said `busy`, since their last block."""
         self._asking: dict[tuple[NodeId, Block], trio.CancelScope] = {}
         self._n_held = 0
         """Blocks asked for or not on disk yet: what memory is taken for."""
@@ -276,6 +278,7 @@ class _RangeFetch:
 
     async def _arrived(self, node: NodeId, block: Block, body: memoryview) -> None:
         """Write a block; the last one of a slab has it checked."""
+        self._busy_since_s.pop(node, None)
         others = self._scheduler.arrived(node, block, len(body), trio.current_time())
         for other in others:
             if (scope := self._asking.get((other, block))) is not None:
@@ -299,7 +302,7 @@ class _RangeFetch:
         self._error = refusal
         (_, expert, _), _ = block
         if refusal.code == "busy":
-            self._scheduler.pause(node, trio.current_time() + max(refusal.retry_after_ms, 1) / 1000)
+            self._was_busy(node, max(refusal.retry_after_ms, 1) / 1000)
         elif node in self._sources:
             self._fetcher.standings[node].n_refused += (node, expert) not in self._refused
             self._refused.add((node, expert))
@@ -307,6 +310,16 @@ class _RangeFetch:
                 self._out.add(node)
                 self._leave(node)
         self._scheduler.failed(node, block)
+
+    def _was_busy(self, node: NodeId, pause_s: float) -> None:
+        """Whoever gives nothing for `block_timeout_s` is as good as silent, whatever pause it asks for."""
+        now_s = trio.current_time()
+        until_s = self._busy_since_s.setdefault(node, now_s) + self._config.block_timeout_s
+        if now_s < until_s:
+            self._scheduler.pause(node, min(now_s + pause_s, until_s))
+        else:
+            self._out.add(node)
+            self._lost(node, f"was busy for {self._config.block_timeout_s:g} s")
 
     def _lost(self, node: NodeId, reason: str) -> None:
         """A source is gone or silent: others have the rest of this range."""

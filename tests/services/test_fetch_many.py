@@ -223,6 +223,19 @@ async def test_a_busy_source_is_asked_again_later(source: Source, store: SliceSt
     assert trio.current_time() >= 0.5
 
 
+async def test_a_source_that_is_busy_for_ever_does_not_hold_up_a_download(
+    source: Source, store: SliceStore
+) -> None:
+    peer = FakePeer(source)
+
+    async def busy(number: int, message: SliceGet) -> Reply:
+        raise RequestRefusedError("busy", "in an hour", 3_600_000)
+
+    peer.answer = busy
+    with trio.fail_after(60), pytest.raises(ConnectionLostError, match="was busy for 20 s"):
+        await fetcher([peer], source.manifest, store).fetch(RANGE)
+
+
 # ---- sources that lie
 
 
