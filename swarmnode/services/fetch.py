@@ -89,8 +89,8 @@ class SliceFetcher:
 
         What came stays on disk when it fails or is killed, block by block, and is not fetched again. A source that
         refuses is asked less, one that is silent or busy for `block_timeout_s` not any more, one whose bytes are wrong
-        not for this range. Raises the last source's error when none is left that could have the rest: BadReplyError (wrong
-        bytes), RequestRefusedError, ConnectionLostError (silent, gone, or none at all); StoreError when the disk
+        not for this range. Raises the last source's error when none is left that could have the rest: BadReplyError
+        (wrong bytes), RequestRefusedError, ConnectionLostError (silent, gone, or none at all); StoreError when the disk
         refuses, and then nothing of the range is left there.
         """
         try:
