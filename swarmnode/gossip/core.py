@@ -16,7 +16,7 @@ from swarmnode.errors import ProtocolError
 from swarmnode.gossip import anti_entropy, bodies
 from swarmnode.gossip.overlay import Overlay, Peer
 from swarmnode.gossip.own import OwnRecords
-from swarmnode.gossip.rates import Dice
+from swarmnode.gossip.rates import Dice, TokenBucket
 from swarmnode.gossip.records import (
     Envelope,
     ModelDemand,
@@ -46,7 +46,10 @@ from swarmnode.wire.messages import (
 UPKEEP_S = 1.0
 """How often links and comparisons are looked at."""
 DIGEST_WORK = 32.0
-"""What a comparison counts for among the messages of a peer."""
+"""What a comparison counts for among the messages of a peer, for every DIGEST_RECORDS records that are hashed."""
+DIGEST_RECORDS = 4096
+MAX_DIGEST_SHARE = 0.5
+"""Of a peer's burst: a comparison of a full table (0.2 s) is never refused to who has long been quiet."""
 IDS_A_WORK = 64.0
 RECORDS_A_WORK = 32.0
 
@@ -120,6 +123,8 @@ class GossipCore:
         """Whom we asked last for a record, and when."""
         self._tellable: set[NodeId] = set()
         self._askable: set[NodeId] = set()
+        self._checks = TokenBucket(config.all_checks_per_s, config.all_checks_burst, -math.inf)
+        self._work = TokenBucket(config.all_work_per_s, config.all_work_burst, -math.inf)
         self._upkeep_s = -math.inf
         self._sync_s = math.inf
 
@@ -244,7 +249,7 @@ class GossipCore:
         peer = self._overlay.get(node_id)
         if peer is None:
             return Refused("not_allowed", "not connected", 0), b""
-        if not peer.work.take(_work_of(message, len(body)), now_s):
+        if not self._has_time(peer, self._work_of(message, len(body)), now_s):
             return Refused("busy", "too many messages", self._config.busy_retry_ms), b""
         if isinstance(message, GossipHave):
             self._hear_offers(peer, bodies.read_offers_untrusted(body), now_s)
@@ -256,6 +261,22 @@ class GossipCore:
         if isinstance(message, GossipLink):
             return self._answer_link(peer, message, now_s), b""
         return Refused("unsupported", "no gossip", 0), b""
+
+    def _has_time(self, peer: Peer, work: float, now_s: float) -> bool:
+        """Whether the peer's request may be answered. When all together ask for too much, each has an even share."""
+        if self._work.take(work, now_s):
+            return peer.work.take(work, now_s)
+        config = self._config
+        share = config.all_work_per_s / (config.work_per_s * len(self._overlay))
+        return peer.work.take(work / min(1.0, share), now_s)
+
+    def _work_of(self, message: Message, body_bytes: int) -> float:
+        if isinstance(message, GossipDigest):
+            work = DIGEST_WORK * (1.0 + len(self.table) / DIGEST_RECORDS)
+            return min(work, max(DIGEST_WORK, MAX_DIGEST_SHARE * self._config.work_burst))
+        if isinstance(message, GossipWant):
+            return 1.0 + body_bytes / c.GOSSIP_ID_BYTES / RECORDS_A_WORK
+        return 1.0 + body_bytes / c.GOSSIP_OFFER_BYTES / IDS_A_WORK
 
     # -- our own records
 
@@ -335,16 +356,24 @@ class GossipCore:
         return heard is not Heard.UNKNOWN
 
     def _ask_all(self, now_s: float) -> None:
+        if not self._askable:
+            return
+        share = max(1, int(self._checks.left(now_s)) // len(self._askable))
         for node_id in list(self._askable):
             peer = self._overlay.get(node_id)
             if peer is not None:
-                self._ask(peer, now_s)
+                self._ask(peer, now_s, share)
 
-    def _ask(self, peer: Peer, now_s: float) -> None:
-        """Want what the peer offers and nobody else was asked for just now, as many as we may check."""
+    def _ask(self, peer: Peer, now_s: float, share: int = 0) -> None:
+        """Want what the peer offers and nobody else was asked for just now, as many as we may check.
+
+        Half of what we may check for all together goes to who comes first, the other half in even shares.
+        """
         if peer.wanted is not None or now_s < peer.next_ask_s:
             return
-        most = min(c.MAX_GOSSIP_WANTED, int(peer.checks.left(now_s)))
+        left = int(self._checks.left(now_s))
+        most = min(left, max(share, left - self._config.all_checks_burst // 2))
+        most = min(c.MAX_GOSSIP_WANTED, most, int(peer.checks.left(now_s)))
         patient_s = now_s - self._config.patience_s
         wanted: list[bytes] = []
         for record_id in list(peer.offers):
@@ -359,6 +388,7 @@ class GossipCore:
         if not wanted:
             return
         peer.checks.take(len(wanted), now_s)
+        self._checks.take(len(wanted), now_s)
         peer.wanted = tuple(wanted)
         for record_id in wanted:
             self._asked[record_id] = (peer.node_id, now_s)
@@ -523,11 +553,3 @@ class GossipCore:
         for record in self.table.of(self.node_id):
             if peer.linked and peer.view.matches(record):
                 self._note_pending(peer, record.id, now_s)
-
-
-def _work_of(message: Message, body_bytes: int) -> float:
-    if isinstance(message, GossipDigest):
-        return DIGEST_WORK
-    if isinstance(message, GossipWant):
-        return 1.0 + body_bytes / c.GOSSIP_ID_BYTES / RECORDS_A_WORK
-    return 1.0 + body_bytes / c.GOSSIP_OFFER_BYTES / IDS_A_WORK
