@@ -84,13 +84,15 @@ class DialPlan:
         return self._targets.get(node_id)
 
     def add(self, addresses: Iterable[PeerAddress], source: Source) -> None:
-        """Put nodes on the plan. Own addresses, and nodes beyond `max_targets`, are left out."""
+        """Put nodes on the plan. Own addresses are left out, and nodes beyond `max_targets` that are not WANTED: those
+        are few, and a long list must not keep the backbones out.
+        """
         for address in addresses:
             if address.node_id == self._own:
                 continue
             target = self._targets.get(address.node_id)
             if target is None:
-                if len(self._targets) >= self._config.max_targets:
+                if source is not Source.WANTED and len(self._targets) >= self._config.max_targets:
                     continue
                 target = Target(address.node_id, self._rng.random(), self._config.redial_min_s)
                 self._targets[address.node_id] = target

@@ -64,8 +64,8 @@ class Market:
             sources, residence.manifest, residence.store, residence.threads, config.store, self._arrived
         )
         own = gossip.table.get(node_id)
-        site = "nowhere" if own is None else site_of(own.state.addresses, own.state.relays)
-        self._coverage = Coverage(self._model, self._shape, node_id, config.market, site)
+        self._site = "nowhere" if own is None else site_of(own.state.addresses, own.state.relays)
+        self._coverage = Coverage(self._model, self._shape, node_id, config.market, self._site)
         self._view = MarketView(self._coverage)
         self._demand_changed = False
         self._moved = trio.Event()
@@ -127,9 +127,22 @@ class Market:
         elif isinstance(change.record, NodeRecord):
             if change.node_id == self._node_id:
                 self._volunteer.published(now_s)
+                self._be_at(site_of(change.record.state.addresses, change.record.state.relays))
             self._coverage.update(change.node_id, change.record.state, now_s, change.record.ttl_s)
         else:
             self._coverage.remove(change.node_id)
+
+    def _be_at(self, site: str) -> None:
+        """Our own addresses tell which nodes are of our site: all are weighed anew if that changes."""
+        if site == self._site:
+            return
+        self._site = site
+        self._coverage = Coverage(self._model, self._shape, self._node_id, self._config.market, site)
+        self._view = MarketView(self._coverage)
+        self._suspects = set()
+        self._demand_changed = True
+        for record in self._gossip.table.live():
+            self._coverage.update(record.node_id, record.state, trio.current_time(), record.ttl_s)
 
     def _count_demand(self) -> None:
         """Sketches and sites of all backbones, as far as they can be read."""

@@ -6,22 +6,25 @@ gives it back. The folder is the user's, whatever `--home` a node has.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swarmnode.errors import BudgetError, StoreError
+import platformdirs
+
+from swarmnode.errors import BudgetError
 from swarmnode.weights.file_lock import try_lock
+
+log = logging.getLogger(__name__)
 
 
 def lease_folder() -> Path:
     """Where this user's leases are on this machine."""
-    owner = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return Path(tempfile.gettempdir()) / f"swarmnode-{owner}" / "memory"
+    return platformdirs.user_cache_path("swarmnode", appauthor=False) / "memory"
 
 
 @contextmanager
@@ -29,24 +32,14 @@ def memory_lease(folder: Path, device: str, n_bytes: int, total_bytes: int) -> I
     """Hold `n_bytes` of a device that has `total_bytes` (0: unknown, nothing is checked).
 
     Blocks for an instant. Raises BudgetError if leases of other processes leave less than that (what one process alone
-    may ask for is for others to say), StoreError if the folder cannot be used.
+    may ask for is for others to say). A folder that cannot be used costs a warning: the account is a help.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _only_one(folder):
-            taken = _taken_bytes(folder, device)
-            if taken and 0 < total_bytes < taken + n_bytes:
-                raise BudgetError(
-                    f"other workers on this machine may use {taken / 1e6:.1f} MB of the {total_bytes / 1e6:.1f} MB "
-                    f"of {device}, so a budget of {n_bytes / 1e6:.1f} MB does not fit; give a smaller --budget"
-                )
-            path = folder / f"{n_bytes}-{_plain(device)}-{os.urandom(4).hex()}.lease"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            try_lock(descriptor)
+        descriptor, path = _take(folder, device, n_bytes, total_bytes)
     except OSError as error:
-        raise StoreError(
-            f"{folder} cannot be used: {error.strerror}; set TMPDIR to another folder"
-        ) from error
+        log.warning("%s: no account of this machine's memory is kept: %s", folder, error.strerror)
+        yield
+        return
     try:
         yield
     finally:
@@ -55,6 +48,21 @@ def memory_lease(folder: Path, device: str, n_bytes: int, total_bytes: int) -> I
         ):  # Windows deletes no open file; an unlocked lease is deleted by the next process
             path.unlink()
         os.close(descriptor)
+
+
+def _take(folder: Path, device: str, n_bytes: int, total_bytes: int) -> tuple[int, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_one(folder):
+        taken = _taken_bytes(folder, device)
+        if taken and 0 < total_bytes < taken + n_bytes:
+            raise BudgetError(
+                f"other workers on this machine may use {taken / 1e6:.1f} MB of the {total_bytes / 1e6:.1f} MB "
+                f"of {device}, so a budget of {n_bytes / 1e6:.1f} MB does not fit; give a smaller --budget"
+            )
+        path = folder / f"{n_bytes}-{_plain(device)}-{os.urandom(4).hex()}.lease"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try_lock(descriptor)
+        return descriptor, path
 
 
 @contextmanager

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Sequence
 
+from swarmnode.errors import UsageError
 from swarmnode.gossip.records import MAX_ADDRESSES, ModelHoldings, OwnState
 from swarmnode.net.peer import Peer
 from swarmnode.services.announcing import MAX_CAPACITY_BYTES
 from swarmnode.services.connections import Connections
 from swarmnode.services.gossip import GossipService
+
+log = logging.getLogger(__name__)
 
 WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
@@ -67,17 +71,19 @@ class OwnRecord:
         self.publish()
 
     def publish(self) -> None:
-        """Hand the whole state to gossip."""
-        self._gossip.publish(
-            OwnState(
-                addresses=self.addresses,
-                roles=self._roles,
-                capacity_bytes=self._capacity_bytes,
-                device=self._device,
-                models=() if self._is_leaving else self._models,
-                leaving=self._is_leaving,
-            )
+        """Hand the whole state to gossip. What no record can hold is not told, and an error logged."""
+        state = OwnState(
+            addresses=self.addresses,
+            roles=self._roles,
+            capacity_bytes=self._capacity_bytes,
+            device=self._device,
+            models=() if self._is_leaving else self._models,
+            leaving=self._is_leaving,
         )
+        try:
+            self._gossip.publish(state)
+        except UsageError as error:
+            log.error("this node's record is not renewed: %s; give fewer or shorter --advertise", error)
 
     def _connection_changed(self, peer: Peer, is_connected: bool) -> None:
         if is_connected and not self._is_leaving:

@@ -402,3 +402,28 @@ async def test_broken_weights_in_a_later_layer_end_the_service_of_the_model(
                 n_changes = len(worker.parts.gossiping.service._listeners)
                 assert n_changes <= 4, "the market that ended hears no more"
             nursery.cancel_scope.cancel()
+
+
+async def test_nodes_of_our_own_network_count_one_by_one_once_we_know_where_we_are(
+    source: Source, device: Device, tmp_path: Path
+) -> None:
+    """A node's first record may have no address yet; two neighbours on a LAN are two replicas all the same."""
+    network = MemoryNetwork()
+    model = source.manifest.model_id
+    async with trio.open_nursery() as nursery:
+        address = await start_source(nursery, network, source, 1)
+        async with joined(network, [address], tmp_path, device, BUDGET) as worker:
+            await worker.until_serving(source)
+            gossip, record = worker.parts.gossiping.service, worker.parts.gossiping.record
+            for number in (20, 21):
+                holdings = ModelHoldings(model, 2, 8, (ExpertRange(0, 0, 4),), (), 512, False)
+                state = OwnState((f"192.168.7.{number}:7",), (), ("worker",), 5, "cpu", (holdings,))
+                key = NodeKey.from_seed(bytes([number]) * 32)
+                name = network_id(network_tag("test", None).hex())
+                gossip.table.offer(sign_record(key, name, (1, 1), 3600, 0, state), trio.current_time())
+            await trio.sleep(1)
+            assert worker.market._view.replicas[0] < 1.5
+            record.listening([("192.168.7.9", 7)])
+            await trio.sleep(10)
+            assert worker.market._view.replicas[0] == 2.0
+        nursery.cancel_scope.cancel()
