@@ -424,6 +424,8 @@ class GossipConfig:
     """Ids remembered of records that were seen and are not kept, so that they are not fetched again; 100 B each."""
     max_offers: int = 16_384
     """Ids a peer offered that were not asked for yet; the next comparison brings what did not fit."""
+    all_offers: int = 131_072
+    """The same of all peers together, in even shares, but at least one message each; 150 B an id."""
     max_pending: int = 1024
     """Ids a slow neighbour was not told yet; more are dropped, and the next comparison brings them."""
     checks_per_s: float = 256.0

@@ -1,7 +1,7 @@
 """Keeps web pages out: a page in the user's browser may send requests to loopback, where the API has no keys.
 
-A page of another site shows itself by its `Origin`; one whose name was made to point at 127.0.0.1 (DNS rebinding)
-by the `Host` it asks for.
+A page of another site shows itself by its `Origin`, or (an image or a script, of which it sees nothing, but which costs
+us work) by `Sec-Fetch-Site`; one whose name was made to point at 127.0.0.1 (DNS rebinding) by the `Host` it asks for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from swarmnode.api.answers import refusal
 _HOST = re.compile(
     r"(?:(?P<name>localhost)|(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.IGNORECASE
 )
+_OTHER_ORIGIN = "requests of web pages of other origins are not answered"
 _ORIGIN = re.compile(r"https?://(?P<host>.*)", re.IGNORECASE)
 
 
@@ -37,18 +38,19 @@ class LoopbackGuard:
 
 def refusal_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Why a request with these headers is refused; "" if it is not."""
-    hosts, origins = [], []
+    found_headers: dict[bytes, list[str]] = {b"host": [], b"origin": [], b"sec-fetch-site": []}
     for name, value in headers:
-        if name.lower() == b"host":
-            hosts.append(value.decode("latin-1"))
-        elif name.lower() == b"origin":
-            origins.append(value.decode("latin-1"))
+        if (known := found_headers.get(name.lower())) is not None:
+            known.append(value.decode("latin-1"))
+    hosts, origins, sites = found_headers.values()
     if len(hosts) != 1 or not is_loopback_host(hosts[0]):
         return "the Host of a request must be localhost, 127.0.0.1 or [::1]: the API serves this machine only"
     for origin in origins:
         found = _ORIGIN.fullmatch(origin)
         if found is None or not is_loopback_host(found["host"]):
-            return "requests of web pages of other origins are not answered"
+            return _OTHER_ORIGIN
+    if not origins and "cross-site" in sites:
+        return _OTHER_ORIGIN
     return ""
 
 

@@ -23,6 +23,7 @@ from swarmnode.errors import SwarmError, UsageError, first_error
 from swarmnode.identity import NodeId
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.bootstrap import find_peers
+from swarmnode.net.invite import checked_network
 from swarmnode.net.list_file import read_allowed
 from swarmnode.net.secret_file import read_secret
 from swarmnode.wire.secret import NetworkSecret
@@ -242,7 +243,7 @@ def membership_of(
             raise UsageError(f"the link carries another secret than the one in {secret_file}")
     if secret is None:
         secret = default_secret(folders)
-    return Membership(found.peers, network or found.network or DEFAULT_NETWORK, secret)
+    return Membership(found.peers, checked_network(network or found.network or DEFAULT_NETWORK), secret)
 
 
 def default_secret(folders: Folders) -> NetworkSecret | None:

@@ -23,7 +23,7 @@ from swarmnode.cli.common import (
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, split_host_port
-from swarmnode.net.invite import Invite
+from swarmnode.net.invite import Invite, checked_network
 from swarmnode.net.secret_file import create_secret, read_secret
 from swarmnode.wire.secret import NetworkSecret
 
@@ -80,7 +80,8 @@ def command(
     if not places:
         raise UsageError("this machine has no address that others could dial; give --at HOST:PORT")
     addresses = tuple(PeerAddress(node_id, host, port) for host, port in places)
-    invite = Invite(addresses, network or DEFAULT_NETWORK, secret if with_secret else None)
+    invite = Invite(addresses, checked_network(network or DEFAULT_NETWORK), secret if with_secret else None)
+    Invite.parse(str(invite))  # too many places, say: no link is shown that others could not read
     _show(invite, secret, budget, with_qr=qr)
 
 

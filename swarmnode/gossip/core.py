@@ -332,7 +332,8 @@ class GossipCore:
     # -- hearing and asking
 
     def _hear_offers(self, peer: Peer, offers: list[bodies.Offer], now_s: float) -> None:
-        room = self._config.max_offers - len(peer.offers)
+        most = max(c.MAX_GOSSIP_IDS, self._config.all_offers // len(self._overlay))
+        room = min(self._config.max_offers, most) - len(peer.offers)
         for record_id, age in offers:
             peer.pending.pop(record_id, None)
             if self._hear(peer, record_id, age, now_s) or age == AGE_UNIT or room <= 0:

@@ -84,7 +84,7 @@ def _invite(item: str, name: str, lists: Mapping[str, RemoteList]) -> Invite:
     if item in lists:
         return Invite(lists[item].peers)
     if not item.startswith(SCHEME):
-        if not Path(item).is_file():
+        if not _is_file(item):
             raise UsageError(
                 f"{name}: {item!r} is neither an address ({SCHEME}NODEID@host:port) nor a file, "
                 "nor does it begin with https:// or dns:"
@@ -94,6 +94,13 @@ def _invite(item: str, name: str, lists: Mapping[str, RemoteList]) -> Invite:
         return Invite.parse(item)
     except UsageError as error:
         raise UsageError(f"{name} {item.partition('?')[0]!r}: {error}") from None
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # too long for a file's name, say
+        return False
 
 
 def _together(invites: Sequence[Invite], lists: Sequence[RemoteList]) -> Bootstrap:

@@ -45,7 +45,7 @@ class Invite:
             if name == "at":
                 addresses.append(PeerAddress(address.node_id, *split_host_port(value)))
             elif name == "network" and network is None:
-                network = _network(value)
+                network = checked_network(value)
             elif name == "secret" and secret is None:
                 secret = NetworkSecret.parse(value)
             else:
@@ -77,7 +77,12 @@ def _fields(query: str) -> list[tuple[str, str]]:
         raise UsageError("a link whose part behind the ? is not name=value&name=value") from None
 
 
-def _network(name: str) -> str:
-    if not 1 <= len(name.encode("utf-8")) <= MAX_NETWORK_NAME_BYTES:
+def checked_network(name: str) -> str:
+    """The name of a network, as links and handshakes take it. UsageError."""
+    try:
+        n_bytes = len(name.encode("utf-8"))
+    except UnicodeEncodeError:  # half of a surrogate pair: what the terminal sent was no UTF-8
+        raise UsageError("a network name that is not UTF-8 text") from None
+    if not 1 <= n_bytes <= MAX_NETWORK_NAME_BYTES:
         raise UsageError(f"a network name has 1 to {MAX_NETWORK_NAME_BYTES} bytes")
     return name

@@ -130,7 +130,7 @@ def _parse(text: str, source: str) -> tuple[PeerAddress, ...]:
 
 
 def _copy_path(source: str, cache: Path) -> Path:
-    return cache / "bootstrap" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.txt"
+    return cache / "bootstrap" / f"{hashlib.sha256(os.fsencode(source)).hexdigest()[:32]}.txt"
 
 
 def _keep(path: Path, text: str) -> None:

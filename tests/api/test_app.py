@@ -193,8 +193,9 @@ async def test_unknown_routes_and_methods(
 async def test_hosts_of_this_machine(tmp_path: Path, host: str) -> None:
     async with open_client(tmp_path) as (client, _):
         assert (await client.get("/health", headers={"Host": host})).status_code == 200
-        headers = {"Host": host, "Origin": f"http://{host}"}
+        headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "cross-site"}
         assert (await client.get("/health", headers=headers)).status_code == 200
+        assert (await client.get("/health", headers={"Sec-Fetch-Site": "none"})).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,7 @@ async def test_hosts_of_this_machine(tmp_path: Path, host: str) -> None:
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://localhost.evil.example"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
     ],
     ids=str,
 )

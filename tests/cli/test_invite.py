@@ -139,6 +139,30 @@ def test_a_link_says_the_network_unless_it_contradicts_the_option(tmp_path: Path
         member(tmp_path, link, network="work")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--network", "\udcff"], "not UTF-8"),
+        (["--network", "\u00e9" * 33], "1 to 64 bytes"),
+        ([word for port in range(1, 10) for word in ("--at", f"h:{port}")], "9 places"),
+    ],
+)
+def test_no_link_is_shown_that_others_could_not_read(
+    arguments: list[str], reason: str, tmp_path: Path
+) -> None:
+    result = run(tmp_path, "--at", "h:99", *arguments) if len(arguments) == 2 else run(tmp_path, *arguments)
+    assert result.exit_code != 0
+    assert reason in result.output
+    assert "swarm://" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("network", ["\udcff", "x" * 65])
+def test_a_name_that_no_network_can_have_is_refused_at_once(network: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a network name"):
+        member(tmp_path, ADDRESS, network=network)
+
+
 def test_where_a_secret_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = f"{ADDRESS}?secret={SECRET.text}"
     assert member(tmp_path, ADDRESS).secret is None

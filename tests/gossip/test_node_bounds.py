@@ -89,3 +89,14 @@ def test_a_comparison_counts_for_what_it_costs(n_records: int, answered: int) ->
     digest = GossipDigest(bytes(8), "all", (), (), ())
     replies = [core.answer_untrusted(HONEST, digest, bytes(512), 0.0)[0] for _ in range(32)]
     assert sum(isinstance(reply, GossipDifferences) for reply in replies) == answered
+
+
+def test_what_many_connections_offer_is_kept_for_a_bounded_part_only() -> None:
+    core = core_of(config=CONFIG)
+    for peer in FLOODERS:
+        core.connected(peer, 0.0)
+    for second in range(64):
+        for number, flooder in enumerate(FLOODERS):
+            offer_ids(core, flooder, (number + 1) * 2**40 + second * 1024, float(second))
+    kept = sum(len(peer.offers) for peer in core._overlay)
+    assert 0 < kept <= CONFIG.all_offers

@@ -114,6 +114,12 @@ def test_arguments_go_before_the_variable_and_the_variable_before_the_file(tmp_p
     assert ports(find(tmp_path, str(named), FIRST, variable=THIRD)) == [2, 1]
 
 
+@pytest.mark.parametrize("item", ["x" * 5000, "/tmp/\udcff", "https://127.0.0.1:1/\udcff"])
+def test_what_no_file_and_no_url_can_be_called_is_a_usage_error(item: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        find(tmp_path, item)
+
+
 def test_what_is_neither_address_nor_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--bootstrap: 'nowhere' is neither an address"):
         find(tmp_path, "nowhere")
