@@ -16,6 +16,8 @@ from swarmnode.errors import ContextFullError, SwarmError, UsageError, first_err
 log = logging.getLogger(__name__)
 
 WRONG = "invalid_request_error"
+CLIENT_GONE = 499
+"""Status that nobody reads (nginx's number for it)."""
 
 
 def refusal(
@@ -55,6 +57,11 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path}"
     code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code)
     return refusal(error.status_code, f"{where}: {error.detail}", code=code, headers=error.headers)
+
+
+async def on_gone(request: Request, error: Exception) -> Response:
+    """For Starlette: the client went away before it had sent its request; nobody reads the answer."""
+    return Response(status_code=CLIENT_GONE)
 
 
 async def on_crash(request: Request, error: Exception) -> Response:

@@ -15,11 +15,19 @@ import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from swarmnode.api.answers import explain, failure, on_crash, on_http_error, refusal
+from swarmnode.api.answers import (
+    CLIENT_GONE,
+    explain,
+    failure,
+    on_crash,
+    on_gone,
+    on_http_error,
+    refusal,
+)
 from swarmnode.api.body import read_body
 from swarmnode.api.guard import LoopbackGuard
 from swarmnode.api.node_routes import NodeApi, node_routes
@@ -39,8 +47,6 @@ from swarmnode.services.engine import DoneEvent, Engine, GenerateRequest, TokenE
 from swarmnode.services.runners import Runner, Threads
 
 MAX_BODY_BYTES = 8 << 20
-CLIENT_GONE = 499
-"""Status that nobody reads (nginx's number for it)."""
 
 Parse = Callable[[object], CompletionRequest]
 
@@ -74,7 +80,7 @@ def build_app(served: Served) -> Starlette:
             *(node_routes(served.node) if served.node is not None else ()),
         ],
         middleware=[Middleware(LoopbackGuard)],
-        exception_handlers={HTTPException: on_http_error, Exception: on_crash},
+        exception_handlers={HTTPException: on_http_error, ClientDisconnect: on_gone, Exception: on_crash},
     )
     app.router.redirect_slashes = False
     return app

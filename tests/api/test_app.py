@@ -229,6 +229,32 @@ async def test_web_pages_are_kept_out(tmp_path: Path, headers: dict[str, str]) -
             assert answer.json()["error"]["code"] == "forbidden_host"
 
 
+async def test_a_client_that_leaves_within_its_request_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with open_client(tmp_path) as (client, _):
+        transport = client._transport
+        assert isinstance(transport, httpx.ASGITransport)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), (b"content-length", b"9")],
+        }
+        await transport.app(scope, receive, send)
+    assert sent[0]["status"] == 499
+    assert not caplog.records
+
+
 async def test_more_waiting_requests_than_allowed_are_told_to_come_later(tmp_path: Path) -> None:
     config = ApiConfig(max_waiting=3, retry_after_s=7)
     async with open_client(tmp_path, config) as (client, swarm):
