@@ -23,13 +23,14 @@ from swarmnode.node.backbone import (
 )
 from swarmnode.node.common import open_compute
 from swarmnode.services.members import Standing
-from swarmnode.services.remote_experts import EXACT, WireForm
+from swarmnode.services.remote_experts import EXACT, RemoteExperts, WireForm
 from swarmnode.services.runners import Threads
 from swarmnode.weights.catalog import bundled_model
 from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
 
 START_TIMEOUT_S = 60.0
+FORMS = (EXACT, WireForm("experts", "f16"), WireForm("partial", "f32"), WireForm("partial", "f16"))
 
 
 @dataclass
@@ -42,18 +43,47 @@ class RealSwarm:
     nursery: trio.Nursery
     workers: list[NodeProcess] = field(default_factory=list)
     start_timeout_s: float = START_TIMEOUT_S
+    remotes: dict[WireForm, RemoteExperts] = field(default_factory=dict)
+
+    def use(self, form: WireForm) -> None:
+        """Rows travel in this form from now on."""
+        self.backbone.engine.remote = self.remotes[form]
 
     async def join(self, budget: str, name: str | None = None, *arguments: str) -> NodeProcess:
-        """Start a worker process and return once the backbone sends it rows."""
-        name = name or f"worker{len(self.workers) + 1}"
-        before = self.n_serving
+        """Start a worker process and return once it is full and the backbone sends it rows."""
+        worker = await self._start(budget, name or f"worker{len(self.workers) + 1}", *arguments)
+        await self._until_full(worker)
+        return worker
+
+    async def join_all(self, budget: str, n_workers: int) -> None:
+        """Start so many at once, and return when `join` would for each."""
+        for _ in range(n_workers):
+            await self._start(budget, f"worker{len(self.workers) + 1}")
+        for worker in self.workers[-n_workers:]:
+            await self._until_full(worker)
+
+    async def _start(self, budget: str, name: str, *arguments: str) -> NodeProcess:
         join = ["join", "--budget", budget, "--listen", "127.0.0.1:0", "--bootstrap", str(self.address)]
         join += arguments
         worker = await start_node(name, join, self.folder / name, self.nursery)
         self.workers.append(worker)
-        await worker.wait_line("full: ", self.start_timeout_s)
-        await self.until_serving(before + 1)
         return worker
+
+    async def _until_full(self, worker: NodeProcess) -> None:
+        short = await worker.wait_line("this node is ", self.start_timeout_s)
+        n_experts = int((await worker.wait_line("full: ", self.start_timeout_s)).split()[0])
+        with trio.fail_after(START_TIMEOUT_S):
+            while self._experts_of(short) != n_experts:  # noqa: ASYNC110 - another process cannot set an event
+                await trio.sleep(0.02)
+
+    def _experts_of(self, short: str) -> int:
+        """Experts for which a worker gets rows now."""
+        return sum(
+            len(experts)
+            for worker in self.backbone.members.workers
+            if worker.node_id.short == short and worker.standing is Standing.SERVING
+            for experts in worker.holdings.values()
+        )
 
     @property
     def n_serving(self) -> int:
@@ -99,6 +129,11 @@ async def open_real_swarm(
                     backbone, options, key, TcpTransport(), lambda event: None, nursery, device.info
                 )
                 swarm = RealSwarm(backbone, places[0], folder, nursery)
+                dispatch, members = options.config.dispatch, backbone.members
+                for other in FORMS:
+                    swarm.remotes[other] = RemoteExperts(
+                        manifest.model_id, bank, gate, members, dispatch, other
+                    )
                 try:
                     yield swarm
                 finally:
