@@ -7,6 +7,7 @@ what is claimed, then what is served, and what is given up is told before its me
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -72,6 +73,8 @@ class Market:
         """Set when a download has ended or room was made: the next decision may come earlier."""
         self._room_lock = trio.Lock()
         self._n_tested = 0
+        self._rests_until_s = -math.inf
+        """Nothing more is decided before this: our own disk or memory refused, and would refuse other ranges, too."""
         self.on_change: Callable[[], None] = lambda: None
         """Told when `holdings` or `serving` are others than before."""
         self._unsubscribe = gossip.subscribe(self._heard)
@@ -113,7 +116,8 @@ class Market:
                 while True:
                     self._moved = trio.Event()
                     self._decide(nursery)
-                    with trio.move_on_at(max(self._volunteer.next_s, trio.current_time() + 0.01)):
+                    wake_s = max(self._volunteer.next_s, self._rests_until_s, trio.current_time() + 0.01)
+                    with trio.move_on_at(wake_s):
                         await self._moved.wait()
         finally:
             self._unsubscribe()
@@ -172,6 +176,8 @@ class Market:
 
     def _decide(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
+        if now_s < self._rests_until_s:
+            return
         if self._demand_changed:
             self._count_demand()
         self._suspect()
@@ -248,6 +254,7 @@ class Market:
         except (UnsuitableModelError, LocalError) as error:
             if not isinstance(error, StoreError | BudgetError) or not self._volunteer.serving:
                 raise
+            self._rests_until_s = trio.current_time() + self._config.market.retry_s
             self._failed(item, str(error))
             return False
         except RemoteError as error:

@@ -263,9 +263,13 @@ async def test_a_full_disk_with_something_served_leaves_that(
     network = MemoryNetwork()
     config = replace(CONFIG, market=replace(CONFIG.market, max_downloads=1))
     create, is_full = incoming._creating, True
+    refused_at_s: set[float] = set()
 
     def creating(path: str, flags: int) -> int:
-        return refuse(path, flags) if is_full and source.n_announced else create(path, flags)
+        if not (is_full and source.n_announced):
+            return create(path, flags)
+        refused_at_s.add(trio.current_time())
+        return refuse(path, flags)
 
     monkeypatch.setattr(incoming, "_creating", creating)
     async with trio.open_nursery() as nursery:
@@ -275,6 +279,9 @@ async def test_a_full_disk_with_something_served_leaves_that(
             n_served = source.n_announced
             await trio.sleep(300)
             assert source.n_announced == n_served < 8
+            assert 1 < len(refused_at_s) <= 2 + 300 / CONFIG.market.retry_s, (
+                "it does not download for nothing"
+            )
             assert source.peers[-1].ended is None
             is_full = False
             await worker.until_serving(source, 120)
