@@ -145,7 +145,8 @@ class SecureStream:
                 raise ConnectionLostError("the stream broke during the handshake") from error
             if not received:
                 raise ConnectionLostError(
-                    "the peer hung up during the handshake: it has another network secret, or lets others in only"
+                    "the peer hung up during the handshake: its network has another name or secret, "
+                    "or it lets others in only"
                 )
             events = self.connection.receive_data(received)
             if events:

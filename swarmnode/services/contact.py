@@ -139,7 +139,7 @@ class Contacts:
     async def _dial(self, target: Target, scope: trio.CancelScope) -> None:
         places = target.places
         name = _name(places[0])
-        if len(self._plan) <= self._config.report_dials:
+        if self._is_of_interest(target) and len(self._plan) <= self._config.report_dials:
             self._report(Connecting(name))
         failures: dict[PeerAddress, RemoteError] = {}
         try:
@@ -214,11 +214,18 @@ class Contacts:
         self._changed.set()
         text = reason if reason.startswith(name) else f"{name}: {reason}"
         n_targets = len(self._plan)
+        if not self._is_of_interest(target):
+            return
         if n_targets <= self._config.report_dials:
             self._report(Waiting(text, pause_s))
         elif not self._connections.connected and now_s - self._reported_s >= self._config.report_interval_s:
             self._reported_s = now_s
             self._report(Waiting(f"none of {n_targets} nodes answers yet; {text}", pause_s))
+
+    def _is_of_interest(self, target: Target) -> bool:
+        """Whether people are told of dials: to whom they named, and to everybody while nobody is connected. The
+        others are many, and often gone."""
+        return Source.LISTED in target.sources or not self._connections.connected
 
 
 def _name(address: PeerAddress) -> str:

@@ -127,7 +127,7 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
             "--no-listen nobody",
         ),
         (["backbone", "--allow", "no-such-file"], 1, "cannot read the list of allowed nodes"),
-        (["backbone", "--model", "no-such-model"], 1, "no file and no known model"),
+        (["backbone", "--api", "127.0.0.1:0", "--model", "no-such-model"], 1, "no file and no known model"),
         (["backbone", "--api", "0.0.0.0:1"], 1, "loopback only"),
         (["backbone", "--listen", "127.0.0.1:xyz"], 2, "HOST:PORT"),
         (["inspect", "nothing.gguf"], 1, "no file and no known model"),
