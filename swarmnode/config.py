@@ -120,8 +120,6 @@ class DispatchConfig:
     max_row_error: float = 0.1
     """A probe's or an audited row against the local replica, |difference| / |row|: devices that compute K-quants with
     float or 8-bit activations differ by 0.03 (cosine 0.9996), a wrong expert or noise by about 1."""
-    grace_s: float = 60.0
-    """How long the holdings of a worker that has not (or no longer) proven itself count as replicas."""
     quarantine_s: float = 3600.0
     """How long a node that computed wrong numbers gets no rows: long enough to make lying useless, short enough for a
     machine whose driver was repaired."""

@@ -93,19 +93,6 @@ class Members:
         """The worker of that node, if it is connected and has announced."""
         return self._workers.get(node_id)
 
-    def replicas(self) -> list[tuple[NodeId, tuple[ExpertRange, ...]]]:
-        """Who holds what, as far as it is believed: serving workers, and others for a grace period.
-
-        A silent or lying holder must not keep newcomers from the experts it claims.
-        """
-        horizon_s = self._now() - self._config.grace_s
-        return [
-            (worker.node_id, worker.ranges)
-            for worker in self._workers.values()
-            if worker.standing is Standing.SERVING
-            or (worker.standing is not Standing.QUARANTINED and worker.since_s >= horizon_s)
-        ]
-
     def announce(self, peer: Peer, ranges: tuple[ExpertRange, ...], max_rows: int, device: str) -> Worker:
         """Add a worker, or replace what it announced before.
 

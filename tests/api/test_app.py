@@ -372,7 +372,7 @@ async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_
     async with open_client(tmp_path) as (client, swarm):
         engine = swarm.backbone.engine
         n_tokens = 0
-        real = engine.step
+        real = engine._pass
 
         async def counting(*args: Any, **options: Any) -> Any:
             nonlocal n_tokens
@@ -381,7 +381,7 @@ async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_
                 gone.set()
             return await real(*args, **options)
 
-        engine.step = counting  # type: ignore[method-assign]
+        engine._pass = counting  # type: ignore[method-assign]
         gone = trio.Event()
         messages: list[dict[str, Any]] = [
             {
@@ -411,6 +411,6 @@ async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_
         }
         app: Any = transport.app
         await app(scope, receive, send)
-        assert n_tokens < 10
+        assert 3 <= n_tokens < 10
         for _ in range(3):
             assert (await client.post("/v1/completions", json=ASK)).status_code == 200
