@@ -62,10 +62,19 @@ class Worker:
     answered_at_s: float = float("-inf")
     reason: str = ""
     tally: Tally = field(default_factory=Tally)
+    is_proven: bool = False
+    """Whether a probe was answered since it last claimed an expert that it had not claimed before."""
     holdings: Mapping[int, frozenset[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.holdings = holdings_of(self.ranges)
+
+    def update(self, ranges: tuple[ExpertRange, ...], max_rows: int, device: str) -> None:
+        """It announced anew over the same connection: other holdings, the same node with the same past."""
+        gained = any(not set(item.experts) <= self.holdings.get(item.layer, frozenset()) for item in ranges)
+        self.ranges, self.max_rows, self.device = ranges, max_rows, device
+        self.holdings = holdings_of(ranges)
+        self.is_proven = self.is_proven and not gained
 
 
 class Members:
@@ -96,19 +105,18 @@ class Members:
     def announce(self, peer: Peer, ranges: tuple[ExpertRange, ...], max_rows: int, device: str) -> Worker:
         """Add a worker, or replace what it announced before.
 
-        Quarantine outlives announcements and connections; suspicion outlives announcements.
+        Over the same connection it stays the same worker: rows on their way to it, and what comes of them, count for
+        it as before. Quarantine outlives connections too.
         """
-        now_s = self._now()
-        old = self._workers.get(peer.node_id)
-        worker = Worker(peer, peer.node_id, ranges, max_rows, device, since_s=now_s)
-        if old is not None and old.peer is peer:
-            worker.tally = old.tally
-            if old.standing is Standing.SUSPECT:
-                worker.standing, worker.since_s, worker.reason = old.standing, old.since_s, old.reason
-        self._quarantined = {node: item for node, item in self._quarantined.items() if item[0] > now_s}
-        if peer.node_id in self._quarantined:
+        worker = self._workers.get(peer.node_id)
+        if worker is not None and worker.peer is peer:
+            self._stale |= worker in self._routed
+            worker.update(ranges, max_rows, device)
+            return worker
+        self._stale |= worker in self._routed
+        worker = Worker(peer, peer.node_id, ranges, max_rows, device, since_s=self._now())
+        if self.is_quarantined(worker):
             worker.standing, worker.reason = Standing.QUARANTINED, self._quarantined[peer.node_id][1]
-        self._stale |= old in self._routed
         self._workers[peer.node_id] = worker
         return worker
 
@@ -132,9 +140,10 @@ class Members:
 
     def probe_passed(self, worker: Worker) -> None:
         """The worker computed a probe correctly."""
-        if worker.standing in (Standing.ATTACHED, Standing.SUSPECT):
+        if worker.standing is not Standing.SERVING and not self.is_quarantined(worker):
             self._set(worker, Standing.SERVING, "")
             log.info("worker %s serves %d experts", worker.node_id.short, _count(worker.ranges))
+        worker.is_proven = True
         self.answered(worker)
 
     def refused(self, worker: Worker, refusal: RequestRefusedError) -> None:
@@ -152,11 +161,17 @@ class Members:
             self._set(worker, Standing.SUSPECT, reason)
 
     def quarantine(self, worker: Worker, reason: str) -> None:
-        """The worker's numbers are wrong: no rows for a while, whatever it does."""
+        """The worker's numbers are wrong: no rows for a while, whatever it does, whether it has reconnected or not."""
         log.warning("worker %s is quarantined: %s", worker.node_id.short, reason)
         worker.tally.bad_replies += 1
         self._quarantined[worker.node_id] = (self._now() + self._config.quarantine_s, reason)
-        self._set(worker, Standing.QUARANTINED, reason)
+        self._set(self._workers.get(worker.node_id, worker), Standing.QUARANTINED, reason)
+
+    def is_quarantined(self, worker: Worker) -> bool:
+        """Whether its node computed wrong numbers within the last `DispatchConfig.quarantine_s`."""
+        now_s = self._now()
+        self._quarantined = {node: item for node, item in self._quarantined.items() if item[0] > now_s}
+        return worker.node_id in self._quarantined
 
     def routing(self) -> tuple[Routing, tuple[Worker, ...]]:
         """Owners of all experts now, and the workers by index. Cheap when nothing changed."""

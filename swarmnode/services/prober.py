@@ -51,7 +51,7 @@ class Prober:
         One watcher a node, however often it announces. A node whose probes fail cannot shorten its pause this way.
         """
         if worker.node_id in self._watched:
-            if worker.standing is Standing.ATTACHED:
+            if worker.standing in (Standing.ATTACHED, Standing.SERVING) and not worker.is_proven:
                 self._watched[worker.node_id].set()
         elif len(self._watched) < MAX_WATCHED:
             self._watched[worker.node_id] = trio.Event()
@@ -84,9 +84,9 @@ class Prober:
     async def _look(self, worker: Worker) -> bool:
         """Probe the worker if it is due; False if that failed. What it makes us raise ends its connection only."""
         idle_s = trio.current_time() - worker.answered_at_s
-        if worker.standing is Standing.SERVING and idle_s < self.config.probe_interval_s:
+        if worker.standing is Standing.SERVING and worker.is_proven and idle_s < self.config.probe_interval_s:
             return True
-        if worker.standing is Standing.QUARANTINED:
+        if self.members.is_quarantined(worker):
             return False
         try:
             return await self._probe(worker)

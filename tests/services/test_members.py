@@ -1,0 +1,93 @@
+"""The backbone's table of workers: what a worker did is not forgotten because it said something new."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from swarmnode.config import DispatchConfig
+from swarmnode.identity import NodeId, NodeKey
+from swarmnode.net.peer import Peer
+from swarmnode.services.members import Members, Standing, Worker
+from swarmnode.weights.slices import ExpertRange
+
+CONFIG = DispatchConfig()
+FEW, MORE = (ExpertRange(0, 0, 2),), (ExpertRange(0, 0, 3),)
+
+
+class Clock:
+    """Seconds, as a test moves them."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """At zero."""
+    return Clock()
+
+
+@pytest.fixture
+def members(clock: Clock) -> Members:
+    """Of a model with four experts a layer."""
+    return Members(4, CONFIG, clock)
+
+
+def connection(node_id: NodeId = NodeKey.from_seed(bytes(32)).node_id) -> Peer:
+    """A connection of a node; the table asks it for nothing but the node's id."""
+    return cast(Peer, SimpleNamespace(node_id=node_id))
+
+
+def serving(members: Members, peer: Peer) -> Worker:
+    """A worker that has announced and answered a probe."""
+    worker = members.announce(peer, FEW, 64, "CPU")
+    members.probe_passed(worker)
+    return worker
+
+
+def test_a_new_announcement_leaves_a_serving_worker_in_routing(members: Members) -> None:
+    worker = serving(members, peer := connection())
+    members.announce(peer, MORE, 64, "CPU")
+    _, routed = members.routing()
+    assert [item.holdings for item in routed] == [{0: frozenset({0, 1, 2})}]
+    assert not worker.is_proven, "what it claims anew is still to be probed"
+    members.probe_passed(worker)
+    members.announce(peer, FEW, 64, "CPU")
+    assert worker.is_proven
+
+
+def test_a_deadline_missed_across_an_announcement_counts(members: Members) -> None:
+    asked = serving(members, peer := connection())
+    members.announce(peer, MORE, 64, "CPU")
+    members.missed(asked, "no answer")
+    (known,) = members.workers
+    assert known.standing is Standing.SUSPECT
+    assert members.routing()[1] == ()
+
+
+def test_wrong_numbers_found_after_a_reconnection_still_quarantine(members: Members) -> None:
+    asked = serving(members, old := connection())
+    serving(members, connection())
+    members.disconnected(old)
+    members.quarantine(asked, "wrong numbers")
+    (known,) = members.workers
+    assert known.standing is Standing.QUARANTINED
+    assert members.routing()[1] == ()
+
+
+def test_quarantine_ends_with_its_time_and_a_right_answer(members: Members, clock: Clock) -> None:
+    worker = serving(members, peer := connection())
+    members.quarantine(worker, "wrong numbers")
+    members.announce(peer, MORE, 64, "CPU")
+    members.probe_passed(worker)  # of a probe that was under way
+    assert worker.standing is Standing.QUARANTINED
+    clock.now_s = CONFIG.quarantine_s
+    assert worker.standing is Standing.QUARANTINED
+    members.probe_passed(worker)
+    assert worker.standing is Standing.SERVING
