@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/swarmnode demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m 'slow and not vulkan'

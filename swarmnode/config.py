@@ -338,6 +338,9 @@ class MarketConfig:
     exchange_better: float = 1.6
     """The same before a replica that is served is given up: 24 MB are downloaded again for it. With equal demand the
     sixth replica is not worth a fourth one elsewhere, but a third one."""
+    second_wait_s: float = 60.0
+    """A third replica is given up for a second one elsewhere only if that is still missing after so long: while tables
+    are compared after a partition, everything seems to be missing."""
     claim_lapse_s: float = 300.0
     """How long a claim counts half a replica: 24 MB at 0.64 Mbit/s. A slower download goes on, but counts nothing."""
     first_news_s: float = 2.5
@@ -387,9 +390,13 @@ class GossipConfig:
     max_ttl_s: float = 3600.0
     """Longest time that anybody's record stands, whatever it says."""
     issue_interval_s: float = 5.0
-    """Least time between two records of ours; changes meanwhile become one. A leave waits for nothing."""
+    """Mean least time between two records of ours; changes meanwhile become one. A leave waits for nothing."""
+    issue_burst: int = 4
+    """So many may follow each other after `have_interval_s`: a node that joins says what it claims, then holds, and
+    claims again within seconds."""
     have_interval_s: float = 1.0
-    """How long new ids are collected before a neighbour is told: 1,000 nodes make 5 a second, 10,000 make 50."""
+    """A neighbour is told of new ids at once, then of those that were collected meanwhile: 1,000 nodes make 5 a second,
+    10,000 make 50."""
     neighbours: int = 8
     """Links a node makes: a random graph of this degree reaches 1,000 nodes in 5 hops, 10,000 in 6."""
     max_neighbours: int = 64

@@ -30,9 +30,9 @@ class Peer:
         "offers",
         "ours",
         "pending",
-        "pending_since_s",
         "sync_s",
         "telling",
+        "told_s",
         "view",
         "wanted",
         "work",
@@ -49,7 +49,7 @@ class Peer:
         """What it wants to hear of."""
         self.pending: dict[bytes, None] = {}
         """Ids to tell it, oldest first."""
-        self.pending_since_s = math.inf
+        self.told_s = -math.inf
         self.telling: list[bytes] | None = None
         """Ids of the GossipHave under way."""
         self.offers: dict[bytes, int] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from swarmnode.config import GossipConfig
 from swarmnode.errors import UsageError
-from swarmnode.gossip.rates import Dice
+from swarmnode.gossip.rates import Dice, Pace
 from swarmnode.gossip.records import (
     DEMAND,
     MAX_COUNTER,
@@ -34,9 +34,8 @@ class _Slot:
     """One kind of record of ours."""
 
     content: Content
+    pace: Pace
     dirty: bool = True
-    next_s: float = -math.inf
-    """Not issued before this."""
     refresh_s: float = -math.inf
     """Issued again at this time, changed or not."""
     issued: Version | None = None
@@ -71,23 +70,23 @@ class OwnRecords:
             return
         self._sign(content, self.version, 0.0)  # so that a content over its caps is its giver's error
         if slot is None:
-            self._slots[kind] = _Slot(content)
+            self._slots[kind] = _Slot(content, self._pace())
             return
         slot.content, slot.dirty = content, True
         if _leaving(content):
-            slot.next_s = now_s
+            slot.pace.next_s = now_s
 
     def due(self, now_s: float, wall_s: float) -> list[Record]:
         """Records to issue now."""
         issued: list[Record] = []
         for slot in self._slots.values():
             again = now_s >= slot.refresh_s and not _leaving(slot.content)
-            if now_s < slot.next_s or not (slot.dirty or again):
+            if now_s < slot.pace.next_s or not (slot.dirty or again):
                 continue
             self.version = (self.version[0], self.version[1] + 1)
             issued.append(self._sign(slot.content, self.version, wall_s))
             slot.dirty, slot.issued = False, self.version
-            slot.next_s = now_s + self._config.issue_interval_s
+            slot.pace.happened(now_s)
             slot.refresh_s = now_s + self._config.ttl_s / 3 * (0.9 + 0.2 * self._rng.random())
         return issued
 
@@ -111,7 +110,11 @@ class OwnRecords:
         self.version = (incarnation, counter)
         for other in self._slots.values():
             other.dirty = True
-            other.next_s = now_s
+            other.pace.next_s = now_s
+
+    def _pace(self) -> Pace:
+        config = self._config
+        return Pace(config.issue_interval_s, config.issue_burst, config.have_interval_s)
 
     def _sign(self, content: Content, version: Version, wall_s: float) -> Record:
         issued_s = max(0, min(int(wall_s), MAX_WALL_S))

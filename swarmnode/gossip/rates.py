@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableSequence, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +23,28 @@ class Dice(Protocol):
     def randbytes(self, n: int, /) -> bytes: ...
     def choice(self, seq: Sequence[T], /) -> T: ...
     def shuffle(self, x: MutableSequence[Any], /) -> None: ...
+
+
+class Pace:
+    """When the next of something may happen: one in `interval_s`, up to `burst` ahead of that, never two in `least_s`.
+
+    The generic cell rate algorithm (ITU-T I.371): a bucket that says when, not whether.
+    """
+
+    __slots__ = ("_ahead_s", "_interval_s", "_least_s", "_paid_s", "next_s")
+
+    def __init__(self, interval_s: float, burst: int, least_s: float) -> None:
+        self._interval_s = interval_s
+        self._ahead_s = (burst - 1) * interval_s
+        self._least_s = least_s
+        self._paid_s = -math.inf
+        self.next_s = -math.inf
+        """Not before this. May be set: an exception, once."""
+
+    def happened(self, now_s: float) -> None:
+        """One was at `now_s`."""
+        self._paid_s = max(now_s, self._paid_s) + self._interval_s
+        self.next_s = max(now_s + self._least_s, self._paid_s - self._ahead_s)
 
 
 class TokenBucket:

@@ -2,9 +2,9 @@
 
 Every `round_s` (jittered by hash) a node
 
-1. looks at its claims that were published long enough for everybody to have heard of them. One that others are before
-   on, while something much scarcer is to be had, is withdrawn (nothing was downloaded yet); another one becomes a
-   download, if fewer than `max_downloads` are running and there is room;
+1. looks at its claims that were published long enough for everybody to have heard of them (also as soon as one was).
+   One that others are before on, while something much scarcer is to be had, is withdrawn (nothing was downloaded yet);
+   another one becomes a download, if fewer than `max_downloads` are running and there is room;
 2. claims the scarcest of a sample of aligned runs that still fit the budget: published as `fetching`, counted half;
 3. if it is full, may - seldom - claim a scarce run instead of one that has replicas to spare, which is dropped when the
    claim has settled.
@@ -84,12 +84,22 @@ class _Stage(Enum):
 
 @dataclass
 class _Entry:
-    """A claim. `published_s`: None until it was. `instead_of`: what is dropped for it when it has settled."""
+    """A claim. `published_s`: None until it was. `was_weighed`: looked at when it had settled, and left to the next
+    round. `instead_of`: what is dropped for it when it has settled.
+    """
 
     since_s: float
     stage: _Stage
     published_s: float | None = None
+    was_weighed: bool = False
     instead_of: tuple[ExpertRange, ...] = ()
+    waits_s: float = 0.0
+    """How long it is published before it can settle, if that is longer than it takes to reach everybody."""
+
+    @property
+    def is_filling(self) -> bool:
+        """A claim to room that is free: it is settled as soon as it can be. Exchanges are in no hurry."""
+        return self.stage is _Stage.CLAIMED and not self.instead_of
 
 
 class Volunteer:
@@ -113,7 +123,9 @@ class Volunteer:
         self._dropping: set[ExpertRange] = set()
         self._avoided: dict[ExpertRange, float] = {}
         self._taken = np.zeros(shape.size, np.bool_)
-        self._next_s = -math.inf
+        self._round_s = -math.inf
+        """When the next round is due."""
+        self._settling_s = self.settle_s(0)
 
     # ---- what a record says -------------------------------------------------------------------------------------
 
@@ -140,9 +152,14 @@ class Volunteer:
     @property
     def next_s(self) -> float:
         """When `decide` wants to be called next; earlier calls decide nothing. After `served`, `failed` and `freed`
-        it is now, for what has settled meanwhile may be downloaded.
+        it is now, for what has settled meanwhile may be downloaded. `published` may make it sooner.
         """
-        return self._next_s
+        settled_s = (
+            entry.published_s + self._settling_s
+            for entry in self._entries.values()
+            if entry.published_s is not None and entry.is_filling and not entry.was_weighed
+        )
+        return min((self._round_s, *settled_s))
 
     @property
     def full(self) -> bool:
@@ -174,20 +191,20 @@ class Volunteer:
 
     def served(self, item: ExpertRange) -> None:
         """A range that was loading passed its self-test."""
-        self._next_s = -math.inf
+        self._round_s = -math.inf
         if self._entries[item].stage is _Stage.LOADING:
             del self._entries[item]
             self._serving.add(item)
 
     def failed(self, item: ExpertRange, now_s: float) -> None:
         """A download (or what was on disk) came to nothing; the range is left alone for `retry_s`."""
-        self._next_s = -math.inf
+        self._round_s = -math.inf
         self._remove(item)
         self._avoided[item] = now_s + self._config.retry_s
 
     def freed(self, item: ExpertRange) -> None:
         """Memory and disk of a dropped range are free again."""
-        self._next_s = -math.inf
+        self._round_s = -math.inf
         self._dropping.discard(item)
         self._taken[self._shape.slice_of(item)] = False
 
@@ -195,19 +212,25 @@ class Volunteer:
 
     def decide(self, view: View, now_s: float) -> list[Decision]:
         """What to do now. In order: all of it goes into one record, then memory is freed, then downloads start."""
-        if now_s < self._next_s:
+        self._settling_s = self.settle_s(view.n_nodes)
+        if now_s < self.next_s:
             return []
-        self._epoch += 1
-        jitter = 0.5 + share_of(self._node_id, self._epoch, "jitter")
-        self._next_s = now_s + self._config.round_s * jitter
-        self._avoided = {item: until_s for item, until_s in self._avoided.items() if until_s > now_s}
-        decisions: list[Decision] = []
-        if self._entries:
-            decisions += self._settle(view, now_s)
+        is_round = now_s >= self._round_s
+        if is_round:
+            self._begin_round(now_s)
+        decisions = self._settle(view, now_s) if self._entries else []
+        if not is_round:
+            return decisions
         claims = [] if self.full else self._claim(view, now_s)
         if not claims and len(self._entries) < self._config.max_claims:
             claims = self._exchange(view, now_s)
         return decisions + claims
+
+    def _begin_round(self, now_s: float) -> None:
+        self._epoch += 1
+        jitter = 0.5 + share_of(self._node_id, self._epoch, "jitter")
+        self._round_s = now_s + self._config.round_s * jitter
+        self._avoided = {item: until_s for item, until_s in self._avoided.items() if until_s > now_s}
 
     def settle_s(self, n_nodes: int) -> float:
         """How long a claim must have been published before it becomes a download."""
@@ -225,6 +248,7 @@ class Volunteer:
         others = self._pick(view, room_bytes, most=1)
         best = others[0][0] if others else 0.0
         for worth, item, entry in settled:
+            entry.was_weighed = True
             spared = max((self._worth(view, piece) for piece in entry.instead_of), default=0.0)
             if best > self._config.better * worth or worth <= self._config.exchange_better * spared:
                 self._remove(item)
@@ -235,10 +259,11 @@ class Volunteer:
 
     def _settled(self, view: View, now_s: float) -> list[tuple[float, ExpertRange, _Entry]]:
         """(scarcity now that others' claims are known, range, entry) of the claims that everybody has heard of."""
-        before_s = now_s - self.settle_s(view.n_nodes)
+        settle_s = self.settle_s(view.n_nodes)
         ready: list[tuple[float, ExpertRange, _Entry]] = []
         for item, entry in self._entries.items():
-            known = entry.published_s is not None and entry.published_s <= before_s
+            wait_s = max(settle_s, entry.waits_s)
+            known = entry.published_s is not None and entry.published_s + wait_s <= now_s
             if known and entry.stage is _Stage.CLAIMED:
                 demand = view.demand[self._shape.slice_of(item)]
                 replicas = view.settled(item, entry.since_s)
@@ -292,10 +317,13 @@ class Volunteer:
             return []
         worth, piece, ample = spare
         room = self._left_bytes() + self._shape.range_bytes([piece])
+        third = float(counts[self._shape.slice_of(piece)].min()) >= 3.0
         for value, item in self._pick(view, room, most=1, n_sample=self._runs.count):
-            lacks = float(view.replicas[self._shape.slice_of(item)].mean()) < 0.5
+            replicas = float(view.replicas[self._shape.slice_of(item)].mean())
+            lacks = replicas < 0.5 or (replicas < 1.5 and third)
             if value > self._config.exchange_better * worth and (ample or lacks):
-                self._add(item, _Entry(now_s, _Stage.CLAIMED, instead_of=(piece,)))
+                waits_s = 0.0 if ample or replicas < 0.5 else self._config.second_wait_s
+                self._add(item, _Entry(now_s, _Stage.CLAIMED, instead_of=(piece,), waits_s=waits_s))
                 return [Claim(item)]
         return []
 

@@ -131,6 +131,7 @@ class Market:
         elif isinstance(change.record, NodeRecord):
             if change.node_id == self._node_id:
                 self._volunteer.published(now_s)
+                self._moved.set()  # claims settle from now on
                 self._be_at(site_of(change.record.state.addresses, change.record.state.relays))
             self._coverage.update(change.node_id, change.record.state, now_s, change.record.ttl_s)
         else:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.config import MarketConfig
+from swarmnode.config import GossipConfig, MarketConfig
 from swarmnode.gossip.coverage import F32
 from swarmnode.gossip.demand import Demand, aggregate, even_demand
 from swarmnode.gossip.priority import is_before
+from swarmnode.gossip.rates import Pace
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.gossip.sketch import MAX_UNMET, SHARE_UNIT, DemandSketch
 from swarmnode.gossip.volunteering import Claim, Drop, Fetch, Volunteer, Withdraw
@@ -42,7 +43,8 @@ class MarketPlan:
     delays_s: dict[int, float] = field(default_factory=lambda: DELAYS_S)
     slowest_bytes_per_s: float = 0.6e6
     fastest_bytes_per_s: float = 6e6
-    publish_interval_s: int = 5
+    gossip: GossipConfig = field(default_factory=GossipConfig)
+    """How often a node says something."""
     ttl_s: int = 600
     """Records are issued again after a third; one that was not counts nothing after `config.late_share`."""
     sync_s: int = 60
@@ -78,11 +80,13 @@ class SimNode:
     volunteer: Volunteer
     bytes_per_s: float
     lies: bool
+    pace: Pace
     fixed: tuple[ExpertRange, ...] = ()
     alive: bool = True
     side: int = 0
     dirty: bool = False
     published_s: int = -1_000_000
+    """When it said something last."""
     snapshots: list[_Snapshot] = field(default_factory=list)
     downloads: dict[ExpertRange, float] = field(default_factory=dict)
     link_free_s: float = 0.0
@@ -178,6 +182,7 @@ class MarketSim:
         if not len(self.known):
             self._reserve(len(budgets))
         joined = []
+        told = self.plan.gossip
         for place, budget_bytes in enumerate(budgets):
             number, row = len(self.nodes), self._free_rows.pop(0)
             node_id = hashlib.sha256(f"{self.plan.seed}:{number}".encode()).digest()
@@ -189,6 +194,7 @@ class MarketSim:
                 Volunteer(node_id, self.shape, budget_bytes, self.plan.config),
                 float(np.exp(self.rng.uniform(low, high))),
                 lies,
+                Pace(told.issue_interval_s, told.issue_burst, told.have_interval_s),
                 fixed=fixed[place] if fixed else (),
                 dirty=bool(fixed),
             )
@@ -281,7 +287,7 @@ class MarketSim:
             self._finish_downloads(node)
             if not node.fixed and node.volunteer.next_s <= self.now_s:
                 self._decide(node)
-            if node.dirty and self.now_s - node.published_s >= self.plan.publish_interval_s:
+            if node.dirty and node.pace.next_s <= self.now_s:
                 self._publish(node)
 
     def _decide(self, node: SimNode) -> None:
@@ -322,6 +328,7 @@ class MarketSim:
         if version >= 6:
             node.snapshots[version - 6].delays_s = None
         node.dirty, node.published_s = False, self.now_s
+        node.pace.happened(self.now_s)
         node.volunteer.published(self.now_s)
         rows = self._reachable(node)
         for delay in self._delay_values:
