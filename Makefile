@@ -23,7 +23,9 @@ demo: setup
 	$(BIN)/swarmnode demo
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/process
+	@# they wait more than they compute, and want to find the cores free
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/process
 
 test-slow: setup
 	$(BIN)/python -m pytest -m 'slow and not vulkan'

@@ -162,6 +162,11 @@ class Volunteer:
         return min((self._round_s, *settled_s))
 
     @property
+    def is_filling(self) -> bool:
+        """Whether anything is on its way to room that is free; not what may be exchanged one day."""
+        return any(not entry.instead_of for entry in self._entries.values())
+
+    @property
     def full(self) -> bool:
         """Whether the budget has no room for another expert, claims counted."""
         return self._left_bytes() < min(self._shape.expert_bytes.values())

@@ -88,7 +88,7 @@ class Market:
     def is_settled(self) -> bool:
         """Nothing is on its way, and nothing more fits, or there is no more."""
         n_serving = sum(item.count for item in self._volunteer.serving)
-        return not self._volunteer.fetching and (self._volunteer.full or n_serving == self._shape.n_total)
+        return not self._volunteer.is_filling and (self._volunteer.full or n_serving == self._shape.n_total)
 
     @property
     def holdings(self) -> ModelHoldings:

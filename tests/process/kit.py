@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from swarmnode.cli.processes import NodeProcess, start_node
-from swarmnode.config import Config, Folders
+from swarmnode.config import Config, DispatchConfig, Folders
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.tcp import TcpTransport
@@ -30,6 +30,8 @@ from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
 
 START_TIMEOUT_S = 60.0
+PATIENT = Config(dispatch=DispatchConfig(deadline_s=10.0, probe_timeout_s=10.0))
+"""For tests of anything but deadlines: other tests keep the machine busy."""
 FORMS = (EXACT, WireForm("experts", "f16"), WireForm("partial", "f32"), WireForm("partial", "f16"))
 
 
@@ -103,7 +105,7 @@ async def open_real_swarm(
     *,
     model: Path | None = None,
     form: WireForm = EXACT,
-    config: Config | None = None,
+    config: Config = PATIENT,
     device_name: str | None = None,
 ) -> AsyncIterator[RealSwarm]:
     """A backbone of `model` (default: the bundled one), listening on loopback; ends every process it started."""
@@ -113,7 +115,7 @@ async def open_real_swarm(
         listen=("127.0.0.1", 0),
         form=form,
         device=device_name,
-        config=config or Config(),
+        config=config,
         n_ctx=1024,
     )
     key = NodeKey.load_or_create(options.folders.key_file)

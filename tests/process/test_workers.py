@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarmnode.config import Config
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.services.account import Account
 from swarmnode.services.engine import DoneEvent, GenerateRequest, TokenEvent
@@ -70,7 +71,7 @@ async def test_three_workers_give_the_logits_of_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kill_at", [1, 2, 50])
 async def test_a_killed_process_changes_nothing(tmp_path: Path, kill_at: int) -> None:
-    async with open_real_swarm(tmp_path) as swarm:
+    async with open_real_swarm(tmp_path, config=Config()) as swarm:
         alone, _ = await greedy(swarm, 60)
         await swarm.join_all("4MB", 2)
         helped, account = await greedy(swarm, 60, kill_at)
