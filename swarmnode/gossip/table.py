@@ -202,6 +202,12 @@ class RecordTable:
         entry = self._entries.get(record_key(node_id, NODE))
         return None if entry is None else entry.known_s
 
+    def issued_s(self, node_id: NodeId) -> float | None:
+        """When the node's record was issued, by our monotonic clock and the least age that anybody told: some seconds
+        early, as ages are rounded up."""
+        entry = self._entries.get(record_key(node_id, NODE))
+        return None if entry is None else entry.born_s
+
     def take_changes(self) -> list[Change]:
         """What changed since the last call, one entry a key."""
         changes = list(self._changes.values())

@@ -1,16 +1,14 @@
-"""Nodes that are gone without a word: their connection to us ended, and nothing new was heard of them since.
+"""Nodes that are gone without a word: their connection to us ended, and they have said nothing since.
 
-Their records stand for minutes yet, because nobody may end another's record. What this node shows of the swarm should
-not count on them meanwhile.
+What they said before may arrive later, by others. Their records stand for minutes yet, because nobody may end
+another's record. What this node shows of the swarm should not count on them meanwhile.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from swarmnode.gossip.records import Version
 from swarmnode.gossip.table import RecordTable
 from swarmnode.identity import NodeId
 from swarmnode.net.peer import Peer
@@ -18,13 +16,6 @@ from swarmnode.services.connections import Connections
 
 MAX_LOSSES = 4096
 """Kept until somebody asks; the latest ones."""
-
-
-@dataclass(frozen=True)
-class _Loss:
-    since_s: float
-    version: Version
-    """Of its record then: a later one says that it lives."""
 
 
 class LostNodes:
@@ -40,26 +31,28 @@ class LostNodes:
         self._table = table
         self._lost_after_s = lost_after_s
         self._now = now
-        self._losses: dict[NodeId, _Loss] = {}
+        self._losses: dict[NodeId, tuple[float, float]] = {}
+        """When the connection ended; since when the node counts as away."""
         connections.subscribe(self._changed)
 
     def nodes(self) -> frozenset[NodeId]:
         """Who is lost now."""
         horizon_s = self._now() - self._lost_after_s
-        self._losses = {node: loss for node, loss in self._losses.items() if not self._is_over(node, loss)}
-        return frozenset(node for node, loss in self._losses.items() if loss.since_s <= horizon_s)
+        self._losses = {
+            node: times for node, times in self._losses.items() if not self._is_over(node, times[0])
+        }
+        return frozenset(node for node, (_, away_s) in self._losses.items() if away_s <= horizon_s)
 
-    def _is_over(self, node_id: NodeId, loss: _Loss) -> bool:
-        record = self._table.get(node_id)
-        return node_id in self._connections.connected or record is None or record.version != loss.version
+    def _is_over(self, node_id: NodeId, ended_s: float) -> bool:
+        issued_s = self._table.issued_s(node_id)
+        return node_id in self._connections.connected or issued_s is None or issued_s > ended_s
 
     def _changed(self, peer: Peer, is_connected: bool) -> None:
         if is_connected:
             self._losses.pop(peer.node_id, None)
-        else:
-            record = self._table.get(peer.node_id)
-            if record is not None:
-                says_so = peer.ended is not None and peer.ended.code == "leaving"
-                self._losses[peer.node_id] = _Loss(-math.inf if says_so else self._now(), record.version)
+        elif self._table.get(peer.node_id) is not None:
+            now_s = self._now()
+            says_so = peer.ended is not None and peer.ended.code == "leaving"
+            self._losses[peer.node_id] = (now_s, -math.inf if says_so else now_s)
             if len(self._losses) > MAX_LOSSES:
                 del self._losses[next(iter(self._losses))]

@@ -67,13 +67,14 @@ class News:
         *,
         leaving: bool = False,
         now_s: float = 0.0,
+        age: int = 0,
     ) -> None:
-        """A node's record comes in."""
+        """A node's record comes in, `age` 255ths of 600 s after it was issued."""
         holdings = ModelHoldings(self._model, *self._shape, serving, fetching, 1, False)
         state = OwnState((address,), (), ("worker",), 10**6, "cpu", (holdings,), leaving)
         self._counter += 1
         record = sign_record(key, NETWORK, (1, self._counter), 600, 0, state)
-        self.table.offer(record, now_s, None if key is OWN else key.node_id)
+        self.table.offer(record, now_s, None if key is OWN else key.node_id, age)
         self._tell()
 
     def wants(self, key: NodeKey, sketch: bytes) -> None:

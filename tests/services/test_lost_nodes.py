@@ -68,7 +68,9 @@ def test_a_newer_record_or_a_new_connection_says_that_it_lives() -> None:
         world.connections.leave(peer)
     world.now_s = 20
     assert world.lost.nodes() == {node(1), node(2)}
-    world.news.says(key_of(1), "203.0.113.1:1", HELD)
+    world.news.says(key_of(1), "203.0.113.1:1", HELD, now_s=20, age=9)
+    assert world.lost.nodes() == {node(1), node(2)}, "it was said before, and came late"
+    world.news.says(key_of(1), "203.0.113.1:1", HELD, now_s=20, age=4)
     assert world.lost.nodes() == {node(2)}
     world.connections.enter(peer_of(node(2)))
     assert world.lost.nodes() == frozenset()
