@@ -355,6 +355,9 @@ class MarketConfig:
     and travels for seconds. With ttl_s of 600, who goes without a word counts for 70 to 270 s, not for 400 to 600."""
     retry_s: float = 60.0
     """A run whose download failed is left alone for so long."""
+    spare_replicas: float = 1.75
+    """A replica may be given up only if there are so many: two, less a quarter for what backbones say they missed
+    of those that stay."""
     surplus: float = 1.3
     """A replica may be given up only if there are more than this times the target."""
     surplus_share: float = 0.02
@@ -395,8 +398,9 @@ class GossipConfig:
     """So many may follow each other after `have_interval_s`: a node that joins says what it claims, then holds, and
     claims again within seconds."""
     have_interval_s: float = 1.0
-    """A neighbour is told of new ids at once, then of those that were collected meanwhile: 1,000 nodes make 5 a second,
-    10,000 make 50."""
+    """A neighbour is told of new ids so often at most: 1,000 nodes make 5 a second, 10,000 make 50."""
+    have_wait_s: float = 0.25
+    """The first new id waits so long for others. Every hop then takes about as long, and news goes by short ways."""
     neighbours: int = 8
     """Links a node makes: a random graph of this degree reaches 1,000 nodes in 5 hops, 10,000 in 6."""
     max_neighbours: int = 64

@@ -296,7 +296,9 @@ class GossipCore:
                 self._note_pending(peer, record.id, now_s)
 
     def _note_pending(self, peer: Peer, record_id: bytes, now_s: float) -> None:
-        self._tellable.add(peer.node_id)
+        if not peer.pending:
+            self._tellable.add(peer.node_id)
+            peer.tell_s = max(now_s + self._config.have_wait_s, peer.told_s + self._config.have_interval_s)
         peer.pending[record_id] = None
         if len(peer.pending) > self._config.max_pending:
             del peer.pending[next(iter(peer.pending))]
@@ -304,7 +306,7 @@ class GossipCore:
     def _tell_due(self, now_s: float) -> None:
         for node_id in list(self._tellable):
             peer = self._overlay.get(node_id)
-            if peer is not None and now_s >= peer.told_s + self._config.have_interval_s:
+            if peer is not None and now_s >= peer.tell_s:
                 self._tell(peer, now_s)
 
     def _tell(self, peer: Peer, now_s: float) -> None:
@@ -321,6 +323,7 @@ class GossipCore:
             self._tellable.discard(peer.node_id)
         if offers:
             peer.told_s = now_s
+            peer.tell_s = now_s + self._config.have_interval_s
             peer.telling = [record_id for record_id, _ in offers]
             self._send(peer, GossipHave(), bodies.pack_offers(offers))
 

@@ -315,6 +315,7 @@ class MarketView:
     def __init__(self, coverage: Coverage) -> None:
         self._coverage = coverage
         self._demand = even_demand(coverage.shape)
+        self._unmet = np.zeros(coverage.shape.size, np.float32)
         self._talked_away = np.zeros(coverage.shape.size, np.float32)
 
     @property
@@ -330,7 +331,7 @@ class MarketView:
     @property
     def replicas(self) -> F32:
         """f32 [size]: trustworthy replicas besides our own."""
-        counts: F32 = np.maximum(self._coverage.replicas - self._talked_away, 0)
+        counts: F32 = self._coverage.replicas - self._away(slice(None))
         return counts
 
     @property
@@ -340,7 +341,7 @@ class MarketView:
 
     def settled(self, item: ExpertRange, since_s: float) -> F32:
         """f32 [count]: see Coverage.settled."""
-        away = self._talked_away[self._coverage.shape.slice_of(item)]
+        away = self._away(self._coverage.shape.slice_of(item))
         counts: F32 = np.maximum(self._coverage.settled(item, since_s) - away, 0)
         return counts
 
@@ -350,7 +351,13 @@ class MarketView:
         """
         self._demand = demand
         serving = np.minimum(self._coverage.replicas, self._coverage.holders)
+        self._unmet = demand.unmet
         self._talked_away = (demand.unmet * serving).astype(np.float32)
+
+    def _away(self, where: slice) -> F32:
+        """What is not counted: never more than its share of what is there now, for who did not answer may be gone."""
+        share: F32 = self._unmet[where] * self._coverage.replicas[where]
+        return np.minimum(self._talked_away[where], share)
 
 
 def scarcity(replicas: F32, demand: F32, config: MarketConfig) -> F32:

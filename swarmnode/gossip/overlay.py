@@ -31,6 +31,7 @@ class Peer:
         "ours",
         "pending",
         "sync_s",
+        "tell_s",
         "telling",
         "told_s",
         "view",
@@ -49,6 +50,8 @@ class Peer:
         """What it wants to hear of."""
         self.pending: dict[bytes, None] = {}
         """Ids to tell it, oldest first."""
+        self.tell_s = math.inf
+        """When they are told."""
         self.told_s = -math.inf
         self.telling: list[bytes] | None = None
         """Ids of the GossipHave under way."""

@@ -345,7 +345,7 @@ class Volunteer:
         spoken_for = {part for entry in self._entries.values() for part in entry.instead_of}
         for item in sorted(self._serving - spoken_for):
             where = self._shape.slice_of(item)
-            if float(counts[where].min()) >= 2.0:
+            if float(counts[where].min()) >= self._config.spare_replicas:
                 ample = float(counts[where].mean()) > self._config.surplus * float(target[where].mean())
                 found.append((self._worth(view, item), item, ample))
         return min(found, default=None)

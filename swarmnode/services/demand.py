@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -27,6 +29,8 @@ class DemandWatch:
         self._now = now
         self._n_passes = 0
         self._is_new = False
+        self._counted_s = -math.inf
+        """When something was counted last."""
 
     @property
     def counts(self) -> npt.NDArray[np.float64]:
@@ -43,14 +47,21 @@ class DemandWatch:
         now_s = self._now()
         for layer, ids in chosen:
             self._counter.add(layer, ids, now_s)
-            self._is_new = True
+            self._is_new, self._counted_s = True, now_s
         for layer, ids in unmet:
             self._counter.add_unmet(layer, ids, now_s)
 
     async def run(self, model: bytes, publish: Callable[[tuple[ModelDemand, ...]], None]) -> None:
-        """Publish a sketch every `demand_interval_s` in which something was counted."""
+        """Publish a sketch every `demand_interval_s` in which something was counted; and when nothing was for
+        `unmet_half_life_s`, once more without what was unmet then: nobody can know any more.
+        """
+        has_unmet = False
         while True:
             await trio.sleep(self._config.demand_interval_s)
-            if self._is_new:
-                self._is_new = False
-                publish((ModelDemand(model, self._counter.sketch(self._now()).encode()),))
+            is_over = has_unmet and self._now() - self._counted_s >= self._config.unmet_half_life_s
+            if self._is_new or is_over:
+                sketch = self._counter.sketch(self._now())
+                if not self._is_new:
+                    sketch = replace(sketch, unmet={})
+                self._is_new, has_unmet = False, bool(sketch.unmet)
+                publish((ModelDemand(model, sketch.encode()),))

@@ -186,6 +186,7 @@ class Market:
         decisions = self._volunteer.decide(self._view, now_s)
         if not decisions:
             return
+        log.debug("decided: %s", decisions)
         self.on_change()
         own = self._gossip.table.get(self._node_id)
         if own is not None and self.holdings in own.state.models:

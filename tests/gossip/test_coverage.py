@@ -248,6 +248,17 @@ def test_what_backbones_found_nobody_for_is_not_believed() -> None:
     assert view.settled(RUN, 0.5).min() <= view.replicas[SHAPE.slice_of(RUN)].max() + 0.5
 
 
+def test_who_is_gone_is_not_talked_away_once_more() -> None:
+    counted = coverage()
+    for number, address in ((1, "8.8.8.8:1"), (2, "9.9.9.9:1")):
+        counted.update(node_id(number), state((RUN,), address=address), 0.0)
+    view = MarketView(counted)
+    view.set_demand(Demand(np.ones(SHAPE.size, np.float32), np.full(SHAPE.size, 0.5, np.float32), 1.0))
+    assert view.replicas[SHAPE.slice_of(RUN)].tolist() == pytest.approx([1] * 4)
+    counted.remove(node_id(1))
+    assert view.replicas[SHAPE.slice_of(RUN)].tolist() == pytest.approx([0.5] * 4)
+
+
 def test_scarcity_goes_by_replicas_below_two_and_by_demand_above() -> None:
     replicas = np.array([0, 0.5, 1, 1.5, 2, 2, 3], np.float32)
     hot = np.array([0, 0, 0, 0, 100, 1, 100], np.float32)

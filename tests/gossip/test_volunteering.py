@@ -269,3 +269,17 @@ def test_what_is_being_dropped_is_not_claimed_until_it_is_freed() -> None:
     assert overlapping([item, *[found.item for found in claimed]]) is None
     volunteer.freed(item)
     assert overlapping([item, *[run for _, run in volunteer._pick(others, 10**9, 4)]]) is not None
+
+
+def test_a_hole_is_filled_though_backbones_doubt_the_rest() -> None:
+    """After kills a backbone has missed rows of nearly everything: what stays counts a little less than whole."""
+    shape = even_shape(2, 8)
+    hole = ExpertRange(1, 4, 4)
+    replicas = np.full(shape.size, 0.8, np.float32)
+    replicas[shape.slice_of(hole)] = 0
+    volunteer = Volunteer(b"n" * 32, shape, 8 * shape.expert_bytes[0], CONFIG)
+    for part in volunteer.adopt([ExpertRange(0, 0, 8)], 0.0):
+        volunteer.served(part)
+    fill(volunteer, FixedView(shape, replicas, n_nodes=3))
+    assert hole in volunteer.serving
+    assert sum(item.count for item in volunteer.serving) == 8

@@ -49,6 +49,8 @@ async def test_it_is_told_at_intervals_in_which_something_was_counted() -> None:
             await trio.sleep(CONFIG.demand_interval_s / 50)
         await trio.sleep(10 * CONFIG.demand_interval_s)
         nursery.cancel_scope.cancel()
+    *told, (_, last) = told
+    assert DemandSketch.decode_untrusted(last[0].sketch, SHAPE.size).unmet == {}, "nobody asks any more"
     assert 2 <= len(told) <= 4
     assert told[1][0] - told[0][0] == pytest.approx(CONFIG.demand_interval_s)
     ((entry,),) = [demand for _, demand in told[-1:]]
