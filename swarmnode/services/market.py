@@ -73,6 +73,7 @@ class Market:
         """Set when a download has ended or room was made: the next decision may come earlier."""
         self._room_lock = trio.Lock()
         self._n_tested = 0
+        self._was_settled = False
         self._rests_until_s = -math.inf
         """Nothing more is decided before this: our own disk or memory refused, and would refuse other ranges, too."""
         self.on_change: Callable[[], None] = lambda: None
@@ -116,6 +117,7 @@ class Market:
                 while True:
                     self._moved = trio.Event()
                     self._decide(nursery)
+                    self._say_if_settled()
                     wake_s = max(self._volunteer.next_s, self._rests_until_s, trio.current_time() + 0.01)
                     with trio.move_on_at(wake_s):
                         await self._moved.wait()
@@ -293,7 +295,8 @@ class Market:
             )
 
     def _say_if_settled(self) -> None:
-        if self.is_settled:
+        was_settled, self._was_settled = self._was_settled, self.is_settled
+        if self._was_settled and not was_settled:
             n_bytes = self._residence.bank.used_bytes
             self._report(Settled(self._residence.title, self._residence.n_experts, n_bytes))
 
