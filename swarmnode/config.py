@@ -557,6 +557,11 @@ class Folders:
         return self.data / "node.key"
 
     @property
+    def port_file(self) -> Path:
+        """The port at which others know this node, if it was free to choose one."""
+        return self.data / "listen.port"
+
+    @property
     def token_file(self) -> Path:
         """What the node-local HTTP routes ask for (services/node_token)."""
         return self.data / "api.token"

@@ -58,7 +58,7 @@ _DOWNLOAD = "downloading experts"
     "--listen",
     default="0.0.0.0:0",
     show_default=True,
-    help="Where other nodes may dial this one, HOST:PORT; port 0 takes a free one.",
+    help="Where other nodes may dial this one, HOST:PORT; port 0: the last run's, or a free one.",
 )
 @click.option("--no-listen", is_flag=True, help="Dial only: other nodes cannot fetch slices from this one.")
 @advertise_option

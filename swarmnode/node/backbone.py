@@ -37,11 +37,11 @@ from swarmnode.node.common import (
     NodeOptions,
     endpoint_of,
     hold_key,
-    listen_for_nodes,
     open_compute,
     stop_on_signal,
 )
 from swarmnode.node.gossiping import Gossiping, prepare_gossip
+from swarmnode.node.listening import listen_for_nodes
 from swarmnode.node.meeting import Meeting, prepare_meeting
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine

@@ -1,4 +1,4 @@
-"""What backbones and workers have in common: options, the compute thread, listening, stopping on a signal."""
+"""What backbones and workers have in common: options, the key, the compute thread, stopping on a signal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from swarmnode.config import Config, Folders
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.links import Handlers, serve
-from swarmnode.net.peer import OnPeer
-from swarmnode.net.transport import Transport
 from swarmnode.services.runners import ComputeGate
 from swarmnode.weights.file_lock import try_lock
 from swarmnode.wire.endpoint import Endpoint
@@ -129,23 +126,3 @@ async def stop_on_signal(scope: trio.CancelScope, leave: Callable[[], Awaitable[
         with trio.move_on_after(LEAVE_TIMEOUT_S):
             await leave()
     scope.cancel()
-
-
-async def listen_for_nodes(
-    nursery: trio.Nursery,
-    options: NodeOptions,
-    transport: Transport,
-    endpoint: Endpoint,
-    handlers: Handlers,
-    on_peer: OnPeer,
-) -> list[tuple[str, int]]:
-    """Accept nodes at `options.listen`, which must be set; returns the places. UsageError if that cannot be."""
-    assert options.listen is not None
-    host, port = options.listen
-    listen = partial(serve, transport, endpoint, handlers=handlers, host=host, port=port, on_peer=on_peer)
-    try:
-        places: list[tuple[str, int]] = await nursery.start(listen)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no host name, says the encoder of host names
-        reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise UsageError(f"cannot listen on {host} port {port}: {reason}; give another --listen") from error
-    return places

@@ -1,13 +1,12 @@
 """Which experts a joining worker should take: the scarcest that fit its byte budget.
 
-The seam for the gossiped market: the function sees only counts, sizes and a seed, so the same decision can be taken
-by the peer that was asked (now) or by the worker itself.
+For those who ask over HTTP (services/market_watch); workers decide by themselves (gossip/volunteering).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -22,18 +21,6 @@ RUN = 4
 """Experts are taken in aligned runs of at least this many where the budget allows (short records, long reads)."""
 RUNS = 256
 """About so many runs for any budget: a large one takes longer runs, so that what it holds fits a message."""
-
-
-def replica_counts(
-    n_expert: int, layers: Sequence[int], holdings: Iterable[Iterable[ExpertRange]]
-) -> dict[int, npt.NDArray[np.int32]]:
-    """How many of `holdings` contain each expert of `layers`; ranges outside are ignored."""
-    counts = {layer: np.zeros(n_expert, np.int32) for layer in layers}
-    for ranges in holdings:
-        for item in ranges:
-            if item.layer in counts:
-                counts[item.layer][item.first : item.stop] += 1
-    return counts
 
 
 def choose_scarcest(

@@ -10,6 +10,7 @@ network.break_all("a")               # every stream of host a breaks, as when a 
 
 from __future__ import annotations
 
+import errno
 import operator
 import random
 from collections import deque
@@ -263,7 +264,7 @@ class MemoryHost:
             port = network._next_port
         key = (self.name, port)
         if key in network._listeners:
-            raise OSError(f"{self.name} listens on port {port} already")
+            raise OSError(errno.EADDRINUSE, f"{self.name} listens on port {port} already")
         async with trio.open_nursery() as nursery:
 
             def accept(stream: MemoryStream, source: str) -> None:
