@@ -21,6 +21,7 @@ from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
 from swarmnode.node.common import (
     LEAVE_GRACE_S,
+    LEAVE_TIMEOUT_S,
     NodeOptions,
     endpoint_of,
     hold_key,
@@ -127,8 +128,17 @@ class Worker:
             self.report(Listening(tuple(PeerAddress(self.key.node_id, host, port) for host, port in places)))
         await nursery.start(self.bulk.run)
         await self.gossiping.start(nursery, places)
-        nursery.start_soon(self.service.run)
+        nursery.start_soon(self._serve)
         self.meeting.start(nursery, options, self.endpoint, places, self.threads)
+
+    async def _serve(self) -> None:
+        """Until this machine cannot: then the others hear of it before the error ends the node."""
+        try:
+            await self.service.run()
+        except Exception:
+            with trio.move_on_after(LEAVE_TIMEOUT_S):
+                await self.leave()
+            raise
 
     async def leave(self) -> None:
         """Say goodbye to everybody, before a clean stop."""

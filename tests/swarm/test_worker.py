@@ -9,11 +9,12 @@ import pytest
 import trio
 
 from swarmnode.config import Folders
-from swarmnode.errors import StoreError
+from swarmnode.errors import DeviceError, StoreError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.peer import Handler
+from swarmnode.net.peer import Handler, Peer
 from swarmnode.node.worker import WorkerOptions, may_meet_others
+from swarmnode.services.market import Market
 from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
 from swarmnode.weights import incoming
@@ -88,6 +89,23 @@ async def test_a_full_disk_ends_the_worker_with_a_clear_message(
         async with open_swarm(tiny_model, tmp_path) as swarm:
             monkeypatch.setattr(incoming, "_creating", refuse)
             await swarm.join(4 * EXPERT_BYTES)
+
+
+async def test_a_worker_whose_machine_fails_says_goodbye(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Peer] = []
+
+    def decide(market: Market, nursery: trio.Nursery) -> None:
+        raise DeviceError("the device is gone")
+
+    with pytest.RaisesGroup(DeviceError, flatten_subgroups=True):
+        async with open_swarm(tiny_model, tmp_path) as swarm:
+            worker = await swarm.join(4 * EXPERT_BYTES)
+            monkeypatch.setattr(swarm.backbone.members, "leaving", left.append)
+            monkeypatch.setattr(Market, "_decide", decide)
+            await trio.sleep(60)
+    assert [peer.node_id for peer in left] == [worker.key.node_id]
 
 
 async def test_leaving_is_not_delayed_by_a_backbone_that_does_not_answer(
