@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from weakref import WeakSet
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from swarmnode.compute.row_table import RowTable
 from swarmnode.config import ModelsConfig
 from swarmnode.errors import ContextFullError, DeviceError, UnsupportedModelError, UsageError
 from swarmnode.models.architecture import Architecture
-from swarmnode.models.base import Callback, Chosen, ExpertCall, F32Array, Stacked
+from swarmnode.models.base import Callback, Checkpoint, Chosen, ExpertCall, F32Array, Stacked
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX
 from swarmnode.models.layer_graphs import (
     IDS,
@@ -36,7 +37,7 @@ _F32 = np.dtype(np.float32)
 class _Slot:
     """Where one sequence stands."""
 
-    __slots__ = ("index", "n_past", "poisoned", "unfinished")
+    __slots__ = ("checkpoints", "index", "n_past", "poisoned", "unfinished")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -45,6 +46,14 @@ class _Slot:
         """A pass began and did not end: some layers have seen tokens that others have not."""
         self.poisoned = False
         """A pass ended in numbers that are not finite: some may be in the KV cache."""
+        self.checkpoints: WeakSet[Checkpoint] = WeakSet()
+        """Those of which the KV cache still holds every token."""
+
+    def begin(self) -> None:
+        """A pass begins: from `n_past` on, cells are written."""
+        self.unfinished = True
+        for checkpoint in [kept for kept in self.checkpoints if kept.n_past > self.n_past]:
+            self.checkpoints.discard(checkpoint)
 
 
 class Backbone:
@@ -118,6 +127,30 @@ class Backbone:
         self._states.clear(slot, with_cache=state.poisoned)
         state.n_past = 0
         state.unfinished = state.poisoned = False
+        state.checkpoints.clear()
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self._states.recurrent_bytes
+
+    def checkpoint(self, slot: int) -> Checkpoint:
+        state = self._slot(slot)
+        if state.unfinished:
+            raise UsageError(f"slot {slot} holds an unfinished pass: there is nothing to come back to")
+        checkpoint = Checkpoint(slot, state.n_past, self._states.read_recurrent(slot))
+        state.checkpoints.add(checkpoint)
+        return checkpoint
+
+    def restore(self, slot: int, checkpoint: Checkpoint) -> None:
+        state = self._slot(slot)
+        if checkpoint not in state.checkpoints:
+            raise UsageError(
+                f"slot {slot} cannot go back to token {checkpoint.n_past}: it is another slot's or model's "
+                "checkpoint, or the slot does not hold the tokens before it any more"
+            )
+        self._states.write_recurrent(slot, checkpoint.states)
+        state.n_past = checkpoint.n_past
+        state.unfinished = False
 
     def n_past(self, slot: int) -> int:
         return self._slot(slot).n_past
@@ -133,7 +166,7 @@ class Backbone:
         self, slot: _Slot, ids: list[int], all_logits: bool, stacked: Stacked | None, chosen: Chosen | None
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         self._check_pass(slot, ids)  # again: the slot may have moved since `forward` was called
-        slot.unfinished = True
+        slot.begin()
         logits: list[F32Array] = []
         for start in range(0, len(ids), self._n_ubatch):
             chunk = ids[start : start + self._n_ubatch]
@@ -213,6 +246,7 @@ class Backbone:
             graph.close()
         if not is_finite:
             slot.poisoned = True
+            slot.checkpoints.clear()  # cells behind them may hold NaN, which no mask hides
             layers = f"layer {last}" if first == last else f"layers {first} to {last}"
             raise DeviceError(
                 f"the model's numbers are not finite in {layers}: the file is damaged (compare its checksum), or "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -38,6 +39,21 @@ class ExpertCall(NamedTuple):
     """i32 [T, n_expert_used]: chosen experts, best first."""
     weights: F32Array
     """f32 [T, n_expert_used]: the gate's weights, which sum to 1 for each row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a slot cannot work out backwards, as it was at `n_past`, in host memory. Its KV entries stay in the slot."""
+
+    slot: int
+    n_past: int
+    states: tuple[F32Array, ...]
+    """The recurrent and convolution states of all recurrent layers."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(state.nbytes for state in self.states)
 
 
 class Model(Protocol):
@@ -79,7 +95,7 @@ class Model(Protocol):
         A pass of one token asks `stacked` (if given, and no callback is set) for each layer when it gets there, and
         computes layers that have an answer without a call: bit-equal, and without the cost of stopping. `chosen` is
         told what the gate chose in those.
-        A pass that is not run to its end leaves the slot unusable until `reset`.
+        A pass that is not run to its end leaves the slot unusable until `reset` or `restore`.
 
         Raises UsageError (no tokens, a token id out of range, a bad slot, an unusable slot, an array of another
         shape sent in), ContextFullError (the tokens do not fit; the slot is unchanged), DeviceError.
@@ -87,7 +103,26 @@ class Model(Protocol):
         ...
 
     def reset(self, slot: int) -> None:
-        """Empty the slot: position 0, zero state. UsageError for a bad slot."""
+        """Empty the slot: position 0, zero state, its checkpoints are void. UsageError for a bad slot."""
+        ...
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Memory that one checkpoint takes."""
+        ...
+
+    def checkpoint(self, slot: int) -> Checkpoint:
+        """Copy what `restore` needs. UsageError for a bad slot or an unfinished pass; DeviceError."""
+        ...
+
+    def restore(self, slot: int, checkpoint: Checkpoint) -> None:
+        """Take the slot back to a checkpoint of it, from any later position and from an unfinished pass, too.
+
+        What follows is bit-equal to what would have followed then. KV entries behind it need not be taken back: no
+        token may look at cells after its own, and each is written before it is looked at.
+        Raises UsageError (a bad slot; a checkpoint of another slot or model, or one whose KV entries the slot does
+        not hold any more: it was reset, or went another way from before there), DeviceError.
+        """
         ...
 
     def n_past(self, slot: int) -> int:

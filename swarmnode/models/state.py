@@ -7,12 +7,14 @@ layer's graph, so that neither crosses between host and device while the routed 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.errors import DeviceError
 from swarmnode.models.architecture import Architecture
+from swarmnode.models.base import F32Array
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import state_name
 
@@ -73,6 +75,20 @@ class SlotStates:
         if with_cache:
             for name in self._caches[slot]:
                 self.tensors.clear(name)
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes that `read_recurrent` gives."""
+        return sum(self.tensors[name].n_bytes for name in self._recurrent[0])
+
+    def read_recurrent(self, slot: int) -> tuple[F32Array, ...]:
+        """Copies of the recurrent and convolution states, f32, layer by layer."""
+        return tuple(self.tensors.read(name) for name in self._recurrent[slot])
+
+    def write_recurrent(self, slot: int, values: Sequence[F32Array]) -> None:
+        """Set what `read_recurrent` gave."""
+        for name, state in zip(self._recurrent[slot], values, strict=True):
+            self.tensors.write(name, state)
 
     def close(self) -> None:
         """Free the memory."""
