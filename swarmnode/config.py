@@ -159,6 +159,25 @@ class ModelsConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """What the engine keeps of conversations, so that it does not run them again (services/prefix_cache)."""
+
+    checkpoint_bytes: int = 1024 * MIB
+    """All checkpoints of all slots. One takes 156 MB at the real sizes (36 recurrent layers of 64 f32 matrices of 128 x
+    128, 4.2 MB, and 147 KB of convolution): six, which is three turns of one conversation or the last one of three."""
+    min_checkpoint_tokens: int = 32
+    """No checkpoint is made so close behind another: it would save less than it costs, a pass of its own."""
+    checkpoint_tokens: int = 2048
+    """Within a long prompt one is made at least so many tokens behind the one before: four chunks."""
+    checkpoints_a_prompt: int = 4
+    """... and about so many at most, or one long prompt would drive out all others."""
+    continued_share: float = 0.5
+    """A prompt goes on in a slot if that keeps at least this share of its tokens, and else takes the slot that was
+    not used for the longest time: a beginning that two conversations share must not make them take one slot in turns.
+    """
+
+
+@dataclass(frozen=True)
 class ServeConfig:
     """What a worker accepts (services/expert_server)."""
 
@@ -512,6 +531,7 @@ class Config:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     models: ModelsConfig = field(default_factory=ModelsConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     contact: ContactConfig = field(default_factory=ContactConfig)
     bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)

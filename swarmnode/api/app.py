@@ -176,7 +176,7 @@ class _Routes:
         except Exception as error:  # whatever it is, the client gets an answer
             return failure(error)
         assert isinstance(event, DoneEvent)
-        answer = form.whole(text, event.finish_reason, usage_of(event.prompt_tokens, event.new_tokens))
+        answer = form.whole(text, event.finish_reason, _usage(event))
         return JSONResponse(answer | {"swarm": event.account.as_dict()})
 
     async def _stream(
@@ -196,7 +196,7 @@ class _Routes:
                     first = False
             assert isinstance(event, DoneEvent)
             if include_usage:
-                yield _sse(form.usage_chunk(usage_of(event.prompt_tokens, event.new_tokens)))
+                yield _sse(form.usage_chunk(_usage(event)))
         except Exception as error:  # whatever it is, the stream ends as it should
             yield _sse(explain(error)[1])
         yield "data: [DONE]\n\n"
@@ -206,6 +206,10 @@ async def _cancel_when_gone(request: Request, scope: trio.CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
+
+
+def _usage(event: DoneEvent) -> dict[str, Any]:
+    return usage_of(event.prompt_tokens, event.new_tokens, event.cached_tokens)
 
 
 def _sse(value: dict[str, Any]) -> str:

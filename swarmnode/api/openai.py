@@ -168,7 +168,7 @@ class ResponseForm:
             choice = {"index": 0, "text": text, "finish_reason": finish_reason, "logprobs": None}
         return self._head("chat.completion.chunk" if self.chat else "text_completion") | {"choices": [choice]}
 
-    def whole(self, text: str, finish_reason: str, usage: Mapping[str, int]) -> dict[str, Any]:
+    def whole(self, text: str, finish_reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The answer in one piece."""
         if self.chat:
             message = {"role": "assistant", "content": text}
@@ -178,7 +178,7 @@ class ResponseForm:
         head = self._head("chat.completion" if self.chat else "text_completion")
         return head | {"choices": [choice], "usage": dict(usage)}
 
-    def usage_chunk(self, usage: Mapping[str, int]) -> dict[str, Any]:
+    def usage_chunk(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The last piece of a stream that asked for usage."""
         head = self._head("chat.completion.chunk" if self.chat else "text_completion")
         return head | {"choices": [], "usage": dict(usage)}
@@ -187,12 +187,13 @@ class ResponseForm:
         return {"id": self.answer_id, "object": kind, "created": self.created_s, "model": self.model}
 
 
-def usage_of(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
+def usage_of(prompt_tokens: int, new_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
     """OpenAI's usage object."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": new_tokens,
         "total_tokens": prompt_tokens + new_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

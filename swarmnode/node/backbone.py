@@ -113,6 +113,7 @@ def assemble_backbone(
         remote,
         n_slots=options.n_slots,
         chunk_tokens=config.models.n_ubatch,
+        config=config.engine,
         demand=demand,
     )
     seeder = Seeder(index, manifest, members, threads, prober.watch)

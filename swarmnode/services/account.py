@@ -31,6 +31,8 @@ class Account:
     fallback: int = 0
     layers: int = 0
     remote_layers: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not run, because a slot held them."""
     wait_s: float = 0.0
     """Time the forward pass stood still for workers, beyond its own share of the layer."""
     workers: dict[str, WorkerShare] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class Account:
             "pairs_remote": self.remote,
             "pairs_fallback": self.fallback,
             "share_remote": round(self.remote_share, 4),
+            "cached_tokens": self.cached_tokens,
             "layers": self.layers,
             "layers_remote": self.remote_layers,
             "wait_ms": round(self.wait_s * 1e3, 2),

@@ -3,6 +3,8 @@
 A step is one token of one sequence (or one chunk of its prompt). Sequences share nothing but the compute thread, which
 takes their jobs in the order of asking: while one waits for workers, the others compute. A prompt gives the thread up
 after every layer.
+
+A slot keeps what it holds when its sequence ends, and the next prompt that begins with it goes on there (prefix_cache).
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ import numpy.typing as npt
 import trio
 
 from swarmnode.compute.bank import ExpertBank
+from swarmnode.config import EngineConfig
 from swarmnode.errors import ContextFullError, UsageError
-from swarmnode.models.base import Model
+from swarmnode.models.base import Checkpoint, Model
 from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
 from swarmnode.services.account import Account
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer
 from swarmnode.services.members import Members
+from swarmnode.services.prefix_cache import PrefixCache, plan_prefill
 from swarmnode.services.remote_experts import RemoteExperts
 from swarmnode.services.runners import Runner
 
@@ -63,6 +67,11 @@ class DoneEvent:
     new_tokens: int
     account: Account
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, those that were not run again."""
+        return self.account.cached_tokens
+
 
 class Engine:
     """Owns the model's slots and runs the steps. One per backbone."""
@@ -79,6 +88,7 @@ class Engine:
         n_slots: int,
         chunk_tokens: int,
         demand: DemandWatch | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -88,15 +98,22 @@ class Engine:
         self.remote = remote
         self._chunk_tokens = chunk_tokens
         self._demand = demand
+        self._config = config or EngineConfig()
+        self._prefixes = PrefixCache(n_slots, self._config)
+        self._n_betrayals = 0
         self._waiting = 0
-        self._free_send, self._free_receive = trio.open_memory_channel[int](n_slots)
-        for slot in range(n_slots):
-            self._free_send.send_nowait(slot)
+        self._free = set(range(n_slots))
+        self._turns = trio.Semaphore(n_slots)
 
     @property
     def n_waiting(self) -> int:
         """Generations that wait for a slot."""
         return self._waiting
+
+    @property
+    def n_free(self) -> int:
+        """Slots that nobody uses."""
+        return len(self._free)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | DoneEvent]:
         """Generate token by token; the last event is a DoneEvent.
@@ -105,11 +122,12 @@ class Engine:
         Closing the iterator (or cancelling its task) frees the slot at once.
         """
         self.check(request)
-        async with self._slot() as slot:
+        tokens = list(request.tokens)
+        async with self._slot(tokens) as slot:
             account = Account()
             sampler = Sampler(request.sampling)
             decoder = StreamDecoder(self.tokenizer)
-            token = await self._prefill(slot, request.tokens, account, sampler)
+            token = await self._prefill(slot, tokens, request.stop_ids, account, sampler)
             new_tokens = 0
             reason = "length"
             while new_tokens < request.max_tokens:
@@ -119,13 +137,17 @@ class Engine:
                 new_tokens += 1
                 yield TokenEvent(token, decoder.push(token), account)
                 if new_tokens < request.max_tokens:
-                    token = await self._pass(slot, [token], account, sampler.sample_last)
-            yield DoneEvent(reason, decoder.finish(), len(request.tokens), new_tokens, account)
+                    token = await self._go_on(slot, [token], account, sampler.sample_last)
+            yield DoneEvent(reason, decoder.finish(), len(tokens), new_tokens, account)
 
     async def step(
         self, slot: int, tokens: Sequence[int], account: Account, *, all_logits: bool = False
     ) -> F32:
-        """Run one forward pass of a slot; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`)."""
+        """Run one forward pass of a slot; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`).
+
+        Whoever calls this has the slot for himself and says where it stands: nothing is remembered of it.
+        """
+        self._prefixes.forget(slot)
         return await self._pass(slot, tokens, account, lambda logits: logits, all_logits=all_logits)
 
     async def _pass(
@@ -163,12 +185,53 @@ class Engine:
             self._demand.count(forward.chosen, forward.unmet)
         return result.value
 
-    async def _prefill(self, slot: int, tokens: Sequence[int], account: Account, sampler: Sampler) -> int:
+    async def _prefill(
+        self, slot: int, tokens: list[int], turn_ends: frozenset[int], account: Account, sampler: Sampler
+    ) -> int:
         """The first token of the answer."""
-        last = (len(tokens) - 1) // self._chunk_tokens * self._chunk_tokens
-        for start in range(0, last, self._chunk_tokens):
-            await self._pass(slot, tokens[start : start + self._chunk_tokens], account, _nothing)
-        return await self._pass(slot, tokens[last:], account, sampler.sample_last)
+        start = account.cached_tokens = await self._resume(slot, tokens)
+        token = 0
+        for piece in plan_prefill(tokens, start, turn_ends, self._chunk_tokens, self._config):
+            part = tokens[start : piece.end]
+            if piece.end == len(tokens):
+                token = await self._go_on(slot, part, account, sampler.sample_last)
+            else:
+                await self._go_on(slot, part, account, _nothing)
+            start = piece.end
+            if piece.keeps:
+                await self._keep(slot)
+        return token
+
+    async def _go_on(self, slot: int, tokens: list[int], account: Account, take: Callable[[F32], T]) -> T:
+        """A pass of a slot's sequence. If it is cancelled the slot is torn, but its checkpoints are still good."""
+        self._prefixes.begin(slot)
+        value = await self._pass(slot, tokens, account, take)
+        self._prefixes.append(slot, tokens)
+        return value
+
+    async def _resume(self, slot: int, tokens: list[int]) -> int:
+        """Bring the slot to where this prompt can go on; the tokens that need not be run."""
+        start = self._prefixes.usable(slot, tokens)
+        if start and self._prefixes.stands_at(slot, start) and self._prefixes.wants(slot):
+            # The end of the last answer: what was asked then may be asked again in other words.
+            await self._keep(slot)
+        checkpoint = self._prefixes.rewind(slot, start)
+        if checkpoint is not None or not start:
+            self._prefixes.begin(slot)
+            await self._compute.run(partial(_place, self.model, slot, checkpoint))
+            self._prefixes.append(slot, ())
+        return start
+
+    async def _keep(self, slot: int) -> None:
+        """Make a checkpoint of where the slot stands, if there is memory for one at all."""
+        n_bytes = self.model.checkpoint_bytes
+        if not self._prefixes.reserve(n_bytes):
+            return
+        try:
+            checkpoint = await self._compute.run(lambda: self.model.checkpoint(slot))
+            self._prefixes.add(slot, checkpoint)
+        finally:
+            self._prefixes.release(n_bytes)
 
     def check(self, request: GenerateRequest) -> None:
         """Raise what `generate` would raise at once: UsageError (empty prompt), ContextFullError (too long)."""
@@ -182,18 +245,34 @@ class Engine:
             )
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[int]:
+    async def _slot(self, tokens: Sequence[int]) -> AsyncIterator[int]:
+        """A slot for a prompt, the best of those that are free."""
         self._waiting += 1
         try:
-            slot = await self._free_receive.receive()
+            await self._turns.acquire()
         finally:
             self._waiting -= 1
+        if self._members.n_betrayals != self._n_betrayals:
+            self._n_betrayals = self._members.n_betrayals
+            self._prefixes.doubt()  # nobody knows which of the rows that were used were wrong
+        slot = self._prefixes.choose(tokens, self._free)
+        self._free.remove(slot)
         try:
-            # A slot is reset when taken, not when left: a cancelled forward pass leaves its state half written.
-            await self._compute.run(lambda: self.model.reset(slot))
             yield slot
+        except Exception:  # not a cancellation: after that the checkpoints are good
+            self._prefixes.forget(slot)
+            raise
         finally:
-            self._free_send.send_nowait(slot)
+            self._free.add(slot)
+            self._turns.release()
+
+
+def _place(model: Model, slot: int, checkpoint: Checkpoint | None) -> None:
+    """Take the slot back to a checkpoint, or to its beginning."""
+    if checkpoint is None:
+        model.reset(slot)
+    else:
+        model.restore(slot, checkpoint)
 
 
 def _nothing(logits: F32) -> None:

@@ -90,6 +90,8 @@ class Members:
         self._routing = Routing()
         self._routed: tuple[Worker, ...] = ()
         self._stale = False
+        self.n_betrayals = 0
+        """Times that a worker whose rows had been used was found to compute wrong numbers."""
         self.on_change: Callable[[Worker, bool], None] | None = None
         """Told of every change of standing, and (True) when a worker has left."""
 
@@ -164,6 +166,7 @@ class Members:
         """The worker's numbers are wrong: no rows for a while, whatever it does, whether it has reconnected or not."""
         log.warning("worker %s is quarantined: %s", worker.node_id.short, reason)
         worker.tally.bad_replies += 1
+        self.n_betrayals += worker.tally.pairs > 0
         self._quarantined[worker.node_id] = (self._now() + self._config.quarantine_s, reason)
         self._set(self._workers.get(worker.node_id, worker), Standing.QUARANTINED, reason)
 

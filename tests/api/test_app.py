@@ -264,7 +264,7 @@ async def test_more_waiting_requests_than_allowed_are_told_to_come_later(tmp_pat
         async def ask() -> None:
             statuses.append((await client.post("/v1/completions", json={**ASK, "max_tokens": 1})).status_code)
 
-        async with engine._slot(), engine._slot(), trio.open_nursery() as nursery:
+        async with engine._slot([1]), engine._slot([1]), trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()

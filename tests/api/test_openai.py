@@ -153,6 +153,8 @@ def test_forms_of_answers() -> None:
         "finish_reason": "stop",
     }
     assert form.whole("a", "stop", usage_of(1, 2))["usage"]["total_tokens"] == 3
+    assert usage_of(3, 2)["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage_of(3, 2, 1)["prompt_tokens_details"] == {"cached_tokens": 1}
     assert form.usage_chunk(usage_of(1, 2))["choices"] == []
     plain = ResponseForm("id", "model", 1, chat=False)
     assert plain.chunk("a", None, first=True)["choices"][0]["text"] == "a"

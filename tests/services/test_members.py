@@ -81,6 +81,15 @@ def test_wrong_numbers_found_after_a_reconnection_still_quarantine(members: Memb
     assert members.routing()[1] == ()
 
 
+def test_only_rows_that_were_used_make_a_betrayal(members: Members) -> None:
+    worker = serving(members, connection())
+    members.quarantine(worker, "failed its first probe")
+    assert members.n_betrayals == 0
+    worker.tally.pairs += 1
+    members.quarantine(worker, "wrong numbers")
+    assert members.n_betrayals == 1
+
+
 def test_quarantine_ends_with_its_time_and_a_right_answer(members: Members, clock: Clock) -> None:
     worker = serving(members, peer := connection())
     members.quarantine(worker, "wrong numbers")
