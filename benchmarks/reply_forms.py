@@ -18,8 +18,9 @@ import trio
 from swarmnode.services.remote_experts import WireForm
 from swarmnode.testing.swarm import open_swarm
 from swarmnode.weights.catalog import bundled_model
+from swarmnode.wire.constants import ENCODINGS
 
-FORMS = tuple(WireForm(form, encoding) for form in ("experts", "partial") for encoding in ("f32", "f16"))
+FORMS = tuple(WireForm(form, encoding) for form in ("experts", "partial") for encoding in ENCODINGS)
 TEXTS = (
     "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other",
     "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other name. "

@@ -66,6 +66,9 @@ from swarmnode.services.reports import (
     "--exact", is_flag=True, help="f32 rows, one row back per expert: bit-equal, up to 16 times the bytes."
 )
 @click.option(
+    "--q8", is_flag=True, help="8-bit rows to workers, half the bytes of f16: for K-quants as good on CPUs."
+)
+@click.option(
     "--deadline-ms", type=click.IntRange(1, 60_000), help="Longest wait for one layer's remote rows."
 )
 @compute_options
@@ -84,6 +87,7 @@ def command(
     context: int,
     slots: int,
     exact: bool,
+    q8: bool,
     deadline_ms: int | None,
     device: str | None,
     threads: int,
@@ -113,7 +117,7 @@ def command(
         config=config_of(threads, deadline_ms),
         model=model,
         api=parse_host_port(api, 8790),
-        form=EXACT if exact else WireForm(),
+        form=_form_of(exact, q8),
         n_ctx=context,
         n_slots=slots,
     )
@@ -121,6 +125,14 @@ def command(
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
     trio.run(partial(run_backbone, options, _Face(named + private).show))
     say("stopped")
+
+
+def _form_of(exact: bool, q8: bool) -> WireForm:
+    if exact and q8:
+        raise click.UsageError("--exact and --q8 exclude each other")
+    if exact:
+        return EXACT
+    return WireForm(encoding="q8") if q8 else WireForm()
 
 
 class _Face:

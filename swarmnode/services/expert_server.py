@@ -88,14 +88,14 @@ class ExpertServer:
         )
         self._check_held(message.layer, pair_expert)
 
-        work = ExpertWork(message.layer, rows, pair_row, pair_expert, weights, message.encoding)
+        work = ExpertWork(message.layer, rows, pair_row, pair_expert, weights, message.reply_encoding)
         compute = partial(work.run, self._bank)
         (n_rows, reply_body), spent_s = await self._queue.run(peer.node_id, message.n_pairs, compute)
         self.served.requests += 1
         self.served.rows += message.n_rows
         self.served.pairs += message.n_pairs
         self.served.compute_s += spent_s
-        reply = Rows(encoding=message.encoding, n_rows=n_rows, compute_us=int(spent_s * 1e6))
+        reply = Rows(encoding=message.reply_encoding, n_rows=n_rows, compute_us=int(spent_s * 1e6))
         return reply, reply_body
 
     def _check_header(self, message: Experts) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.combine import Ids, Rows, sum_in_place
-from swarmnode.wire.tensors import WireRows, encode_rows_body
+from swarmnode.wire.tensors import WireRows, encode_rows_body, widened
 
 _ROWS_AT_ONCE = 64
 """Rows of a reply encoded in one operation: 0.8 MB of f32 at n_embd 3,072."""
@@ -21,9 +21,9 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class ExpertWork:
-    """What a request asks for, parsed: rows [T, E] as they came, pair_row and pair_expert i32[P].
+    """What a request asks for, parsed: T rows as they came, pair_row and pair_expert i32[P].
 
-    `pair_weight` f32[P] for weighted sums by row, None for the pairs themselves.
+    `pair_weight` f32[P] for weighted sums by row, None for the pairs themselves. `encoding` is that of the reply.
     """
 
     layer: int
@@ -49,7 +49,7 @@ class ExpertWork:
         return len(places), self._encoded(y, places)
 
     def _at_once(self, bank: ExpertBank) -> Rows:
-        rows = self.rows.astype(np.float32, copy=False)
+        rows = widened(self.rows)
         if self.pair_weight is None:
             return bank.experts(self.layer, rows, self.pair_row, self.pair_expert)
         return bank.partial(self.layer, rows, self.pair_row, self.pair_expert, self.pair_weight)
@@ -57,10 +57,10 @@ class ExpertWork:
     def _in_pieces(self, bank: ExpertBank) -> Rows:
         """y f32[P, E], unweighted. Sorted by expert, so that each one's weights are read once."""
         order = np.argsort(self.pair_expert, kind="stable")
-        y: Rows = np.empty((order.size, self.rows.shape[1]), np.float32)
+        y: Rows = np.empty((order.size, bank.layout(self.layer).n_embd), np.float32)
         for start in range(0, order.size, bank.max_rows):
             index = order[start : start + bank.max_rows]
-            used = self.rows[self.pair_row[index]].astype(np.float32, copy=False)
+            used = widened(self.rows[self.pair_row[index]])
             each = np.arange(index.size, dtype=np.int32)
             y[index] = bank.experts(self.layer, used, each, self.pair_expert[index])
         return y

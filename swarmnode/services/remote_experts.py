@@ -34,6 +34,7 @@ from swarmnode.services.forward import (
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
+from swarmnode.wire.encodings import ROW_ENCODINGS, row_bytes, spoken_encoding
 from swarmnode.wire.messages import Experts, Rows
 from swarmnode.wire.tensors import encode_pairs, encode_rows_or_f32, parse_rows_body_untrusted
 
@@ -46,6 +47,7 @@ class WireForm:
 
     form: str = "partial"
     encoding: str = "f16"
+    """Of the rows sent; the replies' follows from it (`ROW_ENCODINGS`)."""
 
     @property
     def exact(self) -> bool:
@@ -232,9 +234,11 @@ class RemoteExperts:
                 yield index, piece, deadline_s
 
     def _deadline_s(self, call: ExpertCall, share: Share) -> float:
-        n_rows = len(share.rows) + (len(share.flat) if self._form.exact else len(share.rows))
-        item_bytes = 4 if self._form.encoding == "f32" else 2
-        return self._config.share_deadline_s(len(share.flat), n_rows * call.rows.shape[1] * item_bytes)
+        n_rows, n_embd = len(share.rows), call.rows.shape[1]
+        reply_rows = len(share.flat) if self._form.exact else n_rows
+        sent_bytes = n_rows * row_bytes(self._form.encoding, n_embd)
+        reply_bytes = reply_rows * row_bytes(ROW_ENCODINGS[self._form.encoding].reply, n_embd)
+        return self._config.share_deadline_s(len(share.flat), sent_bytes + reply_bytes)
 
     def _begin(self, rows: _RowBytes, request: _Request) -> None:
         """Send a piece now; if that cannot be, `_take` tries again and says why not."""
@@ -297,8 +301,9 @@ class RemoteExperts:
     def _message(self, rows: _RowBytes, request: _Request) -> tuple[Experts, Body, TrafficClass]:
         call, share = rows.call, request.share
         weights = None if self._form.exact else share_weights(call, share)
-        encoding, row_bytes = rows.encoded(share, self._encoding_for(request.worker))
-        body = (row_bytes, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
+        preferred = spoken_encoding(self._form.encoding, request.worker.peer.settings.encodings)
+        encoding, data = rows.encoded(share, preferred)
+        body = (data, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
         message = Experts(
             model=self._model_id,
             layer=call.layer,
@@ -310,7 +315,3 @@ class RemoteExperts:
         request.entry.bytes_out += sum(len(part) for part in body)
         few = len(call.rows) <= self._config.decode_rows
         return message, body, TrafficClass.DECODE if few else TrafficClass.PREFILL
-
-    def _encoding_for(self, worker: Worker) -> str:
-        """Encoding of rows and of the reply: f32 if the worker does not speak the chosen one."""
-        return self._form.encoding if self._form.encoding in worker.peer.settings.encodings else "f32"

@@ -109,12 +109,17 @@ MAX_VIEW_LAYERS = 256
 
 MODEL_ID_BYTES = 32
 ROLES = ("backbone", "worker", "relay")
-ENCODINGS = ("f32", "f16")
+ENCODINGS = ("f32", "f16", "q8")
+REPLY_ENCODINGS = ("f32", "f16")
 COMMON_ENCODING = "f32"
 """Every node reads it; the others only where its settings say so."""
 FORMS = ("experts", "partial")
 HOLDING_STATES = ("fetching", "serving", "leaving")
 SLICE_KINDS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps")
+
+Q8_BLOCK_NUMBERS = 256
+Q8_BLOCK_BYTES = 4 + Q8_BLOCK_NUMBERS
+"""The number of largest magnitude in f32, and an int8 a number."""
 
 PAIR_ROW_BYTES = 4
 PAIR_EXPERT_BYTES = 2

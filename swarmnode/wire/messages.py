@@ -14,6 +14,7 @@ from swarmnode.errors import ProtocolError, UsageError
 from swarmnode.wire import constants as c
 from swarmnode.wire.codec import pack_map, unpack_map_untrusted
 from swarmnode.wire.constants import FrameType, TrafficClass
+from swarmnode.wire.encodings import ROW_ENCODINGS, row_bytes, row_width_untrusted
 from swarmnode.wire.schema import Binary, Choice, Code, Integer, Items, Range, Schema, Text
 
 Ranges3: TypeAlias = tuple[tuple[int, int, int], ...]
@@ -26,9 +27,6 @@ _RANGES = Items(Range(c.MAX_LAYER, c.MAX_EXPERT), c.MAX_RANGES)
 _CAPACITY = Integer(0, 2**48)
 _ENCODING = Choice(c.ENCODINGS)
 _U32 = Integer(0, 2**32 - 1)
-
-ROW_ITEM_BYTES = {"f32": 4, "f16": 2}
-"""Bytes of one number of a row, by encoding."""
 
 
 class Message:
@@ -248,7 +246,7 @@ class Rows(Message):
     body_cap_bytes = c.MAX_BODY_BYTES
     traffic_class = TrafficClass.DECODE
 
-    encoding: Annotated[str, _ENCODING]
+    encoding: Annotated[str, Choice(c.REPLY_ENCODINGS)]
     n_rows: Annotated[int, Integer(1, c.MAX_PAIRS)]
     compute_us: Annotated[int, Integer(0, 2**40)]
 
@@ -278,6 +276,11 @@ class Experts(Message):
     n_pairs: Annotated[int, Integer(1, c.MAX_PAIRS)]
 
     @property
+    def reply_encoding(self) -> str:
+        """Encoding of the computed rows."""
+        return ROW_ENCODINGS[self.encoding].reply
+
+    @property
     def pair_bytes(self) -> int:
         """Bytes of the body behind the rows."""
         weight_bytes = c.PAIR_WEIGHT_BYTES if self.form == "partial" else 0
@@ -296,7 +299,8 @@ class Experts(Message):
     def reply_bytes(self, body_bytes: int) -> int:
         """As many rows as the form gives, as wide as those that came."""
         reply_rows = self.n_pairs if self.form == "experts" else self.n_rows
-        return reply_rows * ((body_bytes - self.pair_bytes) // self.n_rows)
+        n_embd = row_width_untrusted(body_bytes - self.pair_bytes, self.n_rows, self.encoding)
+        return reply_rows * row_bytes(self.reply_encoding, n_embd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,15 +412,6 @@ class GossipDigest(Message):
 def _check_entries(body_bytes: int, entry_bytes: int) -> None:
     if body_bytes % entry_bytes or body_bytes == 0:
         raise ProtocolError("bad_body", f"{body_bytes} bytes are no list of entries of {entry_bytes}")
-
-
-def row_width_untrusted(rows_bytes: int, n_rows: int, encoding: str) -> int:
-    """n_embd of `n_rows` rows in `rows_bytes` bytes. Raises ProtocolError `bad_body` if there is no such n_embd."""
-    row_bytes, rest = divmod(rows_bytes, n_rows)
-    n_embd, odd = divmod(row_bytes, ROW_ITEM_BYTES[encoding])
-    if rest or odd or not 1 <= n_embd <= c.MAX_EMBD:
-        raise ProtocolError("bad_body", f"{rows_bytes} bytes are not {n_rows} {encoding} rows of one width")
-    return n_embd
 
 
 MESSAGES: dict[int, type[Message]] = {

@@ -1,4 +1,4 @@
-"""Rows as bytes: little-endian `f32`, or `f16` (half the bytes, 11 bits of precision, up to 65,504).
+"""Rows as bytes: little-endian `f32`, `f16` (half the bytes, 11 bits of precision, up to 65,504) or `q8` (q8.py).
 
 Bodies are described in messages.Experts and messages.Rows. Everything a peer sent is checked for lengths, indices,
 pairs named twice and numbers that are not finite before a single number is used.
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.errors import BadReplyError, ProtocolError, RequestRefusedError, UsageError
+from swarmnode.wire import q8
 from swarmnode.wire.constants import (
     MAX_BODY_BYTES,
     MAX_EMBD,
@@ -20,12 +21,13 @@ from swarmnode.wire.constants import (
     PAIR_EXPERT_BYTES,
     PAIR_ROW_BYTES,
 )
-from swarmnode.wire.messages import ROW_ITEM_BYTES, Experts, Rows
+from swarmnode.wire.encodings import ROW_ENCODINGS, row_bytes
+from swarmnode.wire.messages import Experts, Rows
 
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
-WireRows: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float16]
-"""Rows as they travelled: f16 stays f16 until it is computed."""
+WireRows: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float16] | q8.Blocks
+"""Rows as they travelled, one an index, until they are computed (`widened`): q8 is blocks [T, n_embd / 256]."""
 
 MAX_F16 = 65_504.0
 _FEW_NUMBERS = 64
@@ -33,9 +35,10 @@ _FEW_NUMBERS = 64
 _F16_INF_BITS = 0x7C00
 _ROWS_AT_ONCE = 64
 """Rows checked in one numpy operation: bounds its temporary arrays."""
-_ROW_DTYPES: dict[str, np.dtype[np.float16] | np.dtype[np.float32]] = {
+_ROW_DTYPES: dict[str, np.dtype[np.float16] | np.dtype[np.float32] | np.dtype[np.void]] = {
     "f32": np.dtype("<f4"),
     "f16": np.dtype("<f2"),
+    "q8": q8.BLOCK,
 }
 
 
@@ -46,28 +49,45 @@ def fits_f16(rows: F32) -> bool:
 
 
 def encode_rows_or_f32(rows: F32, preferred: str) -> tuple[str, memoryview]:
-    """(encoding, `encode_rows` in it): the preferred one, or `f32` for rows that f16 cannot hold."""
-    if preferred == "f16" and not fits_f16(rows):
-        preferred = "f32"
-    return preferred, _encode(rows, preferred)
+    """(encoding, `encode_rows` in it): the preferred one, or `f32` for rows that it cannot hold."""
+    data = _encoded(rows, preferred)
+    return ("f32", _flat(_contiguous(rows))) if data is None else (preferred, data)
 
 
 def encode_rows(rows: F32, encoding: str) -> memoryview:
     """Rows [T, n_embd] as flat bytes; for f32 a view of `rows`, which must not change until it is sent.
 
-    Raises UsageError for another dtype or rank, an unknown encoding, or numbers that f16 cannot hold.
+    Raises UsageError for another dtype or rank, an unknown encoding, or rows that the encoding cannot hold.
     """
     if rows.dtype != np.float32 or rows.ndim != 2:
         raise UsageError(f"rows are f32 [T, n_embd], not {rows.dtype} with {rows.ndim} dimensions")
     if encoding not in _ROW_DTYPES:
         raise UsageError(f"unknown row encoding {encoding!r}")
-    if encoding == "f16" and not fits_f16(rows):
-        raise UsageError("a number does not fit f16 (over 65,504 or not finite); send f32")
-    return _encode(rows, encoding)
+    data = _encoded(rows, encoding)
+    if data is None:
+        raise UsageError(f"a number does not fit {encoding} (over 65,504 or not finite), or n_embd; send f32")
+    return data
 
 
-def _encode(rows: F32, encoding: str) -> memoryview:
-    return _flat(rows.astype(_ROW_DTYPES[encoding], order="C", copy=False))
+def _encoded(rows: F32, encoding: str) -> memoryview | None:
+    """None for rows that the encoding cannot hold."""
+    if encoding == "f32":
+        return _flat(_contiguous(rows))
+    if encoding == "q8":
+        blocks = q8.quantise(rows)
+        return None if blocks is None else _flat(blocks)
+    return _flat(rows.astype("<f2", order="C")) if fits_f16(rows) else None
+
+
+def _contiguous(rows: F32) -> F32:
+    return rows.astype("<f4", order="C", copy=False)
+
+
+def widened(rows: WireRows) -> F32:
+    """Rows as they travelled, as f32 [T, n_embd]: the same array if they are f32."""
+    if rows.dtype == q8.BLOCK:
+        return q8.dequantise(cast(q8.Blocks, rows))
+    return rows.astype(np.float32, copy=False)
 
 
 def decode_rows_untrusted(
@@ -75,10 +95,11 @@ def decode_rows_untrusted(
 ) -> F32:
     """Rows [n_rows, n_embd] of a peer: aligned, C order, read-only if they are a view of `data`.
 
-    Raises ProtocolError `bad_tensor` unless `data` is exactly n_rows * n_embd numbers, all finite if `finite`.
+    Raises ProtocolError `bad_tensor` unless `data` is exactly n_rows rows of n_embd numbers, if `finite` all finite and
+    (q8) within its bounds.
     """
     rows = view_rows_untrusted(data, n_rows, n_embd, encoding, finite=finite)
-    return rows.astype(np.float32, copy=False)
+    return widened(rows)
 
 
 def view_rows_untrusted(
@@ -88,17 +109,21 @@ def view_rows_untrusted(
     dtype = _ROW_DTYPES.get(encoding)
     if dtype is None:
         raise ProtocolError("bad_tensor", "unknown row encoding")
-    if n_rows < 1 or not 1 <= n_embd <= MAX_EMBD or len(data) != n_rows * n_embd * dtype.itemsize:
+    n_items, odd = divmod(n_embd, ROW_ENCODINGS[encoding].item_numbers)
+    if odd or n_rows < 1 or not 1 <= n_embd <= MAX_EMBD or len(data) != n_rows * n_items * dtype.itemsize:
         raise ProtocolError("bad_tensor", f"{len(data)} bytes are not {n_rows} x {n_embd} {encoding} numbers")
-    rows = cast(WireRows, np.frombuffer(data, dtype).reshape(n_rows, n_embd))
+    rows = cast(WireRows, np.frombuffer(data, dtype).reshape(n_rows, n_items))
     if not rows.flags.aligned:
         rows = rows.copy()
-    if finite and not all(_finite(rows[at : at + _ROWS_AT_ONCE]) for at in range(0, n_rows, _ROWS_AT_ONCE)):
-        raise ProtocolError("bad_tensor", "a number that is not finite")
+    if finite and not all(_are_good(rows[at : at + _ROWS_AT_ONCE]) for at in range(0, n_rows, _ROWS_AT_ONCE)):
+        problem = "a block out of bounds" if encoding == "q8" else "a number that is not finite"
+        raise ProtocolError("bad_tensor", problem)
     return rows
 
 
-def _finite(rows: WireRows) -> bool:
+def _are_good(rows: WireRows) -> bool:
+    if rows.dtype == q8.BLOCK:
+        return q8.are_good(cast(q8.Blocks, rows))
     if rows.dtype == np.float16:  # its bits: a fifth of the time of isfinite
         return bool((rows.view(np.uint16) & 0x7FFF).max() < _F16_INF_BITS)
     return bool(np.isfinite(rows).all())
@@ -106,7 +131,7 @@ def _finite(rows: WireRows) -> bool:
 
 def experts_body_bytes(message: Experts, n_embd: int) -> int:
     """Length of the body that belongs to this header in a model of this width."""
-    return message.n_rows * n_embd * ROW_ITEM_BYTES[message.encoding] + message.pair_bytes
+    return message.n_rows * row_bytes(message.encoding, n_embd) + message.pair_bytes
 
 
 def encode_experts_body(
@@ -142,9 +167,9 @@ def encode_pairs(
 def parse_experts_body_untrusted(
     message: Experts, body: bytes | memoryview, n_embd: int, n_expert: int
 ) -> tuple[WireRows, I32, I32, F32 | None]:
-    """(rows [T, n_embd], pair_row i32 [P], pair_expert i32 [P], pair_weight f32 [P] or None) of a request.
+    """(T rows, pair_row i32 [P], pair_expert i32 [P], pair_weight f32 [P] or None) of a request.
 
-    Rows are f32 or f16, as they came, and may be a read-only view of `body`. Raises RequestRefusedError `bad_tensor`
+    Rows are as they came (`WireRows`), and may be a read-only view of `body`. Raises RequestRefusedError `bad_tensor`
     (`too_large` if the reply would be over the cap of a body) and nothing else.
     """
     try:
@@ -183,7 +208,7 @@ def _parse_experts(
         )
     n_pairs = message.n_pairs
     reply_rows = n_pairs if message.form == "experts" else message.n_rows
-    if reply_rows * n_embd * ROW_ITEM_BYTES[message.encoding] > MAX_BODY_BYTES:
+    if reply_rows * row_bytes(message.reply_encoding, n_embd) > MAX_BODY_BYTES:
         raise ProtocolError("too_large", "the reply would be over the cap of a body")
     rows_end = len(body) - message.pair_bytes
     row_end = rows_end + n_pairs * PAIR_ROW_BYTES

@@ -227,3 +227,9 @@ def test_a_worker_does_not_load_what_it_can_do_without() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "[]\n"
+
+
+def test_rows_travel_in_one_encoding() -> None:
+    result = run("backbone", "--exact", "--q8")
+    assert result.exit_code == 2
+    assert "--exact and --q8 exclude each other" in result.output

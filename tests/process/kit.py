@@ -28,11 +28,12 @@ from swarmnode.services.runners import Threads
 from swarmnode.weights.catalog import bundled_model
 from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
+from swarmnode.wire.constants import ENCODINGS
 
 START_TIMEOUT_S = 60.0
 PATIENT = Config(dispatch=DispatchConfig(deadline_s=10.0, probe_timeout_s=10.0))
 """For tests of anything but deadlines: other tests keep the machine busy."""
-FORMS = (EXACT, WireForm("experts", "f16"), WireForm("partial", "f32"), WireForm("partial", "f16"))
+FORMS = (EXACT, WireForm("experts", "f16"), *(WireForm("partial", encoding) for encoding in ENCODINGS))
 
 
 @dataclass

@@ -120,7 +120,7 @@ def experts_with(**fields: object) -> bytes:
         *[("layer", value) for value in (-1, 1024, 2**40, 0.5)],
         *[("model", value) for value in (b"", bytes(31), bytes(33), "x" * 32, None, 5)],
         *[("form", value) for value in ("Partial", "", b"partial", 1, None, ["partial"])],
-        *[("encoding", value) for value in ("q8", "f64", "F16", None)],
+        *[("encoding", value) for value in ("q4", "f64", "F16", None)],
     ],
 )  # fmt: skip
 def test_a_field_of_a_wrong_type_or_over_its_cap_is_named(field: str, value: object) -> None:

@@ -25,6 +25,7 @@ from swarmnode.wire.tensors import (
     parse_experts_body_untrusted,
     parse_rows_body_untrusted,
     view_rows_untrusted,
+    widened,
 )
 
 MODEL = bytes(32)
@@ -101,7 +102,7 @@ def test_rows_that_are_not_contiguous() -> None:
 
 
 def test_only_f32_rows_in_a_known_encoding() -> None:
-    for values, encoding in ((rows(1).astype(np.float64), "f32"), (rows(1)[0], "f32"), (rows(1), "q8")):
+    for values, encoding in ((rows(1).astype(np.float64), "f32"), (rows(1)[0], "f32"), (rows(1), "q4")):
         with pytest.raises(UsageError):
             encode_rows(values, encoding)  # type: ignore[arg-type]
 
@@ -135,7 +136,7 @@ def test_numbers_that_are_not_finite(encoding: str, value: float) -> None:
 
 def test_an_unknown_encoding() -> None:
     with pytest.raises(ProtocolError):
-        decode_rows_untrusted(bytes(64), 2, N_EMBD, "q8")
+        decode_rows_untrusted(bytes(64), 2, N_EMBD, "q4")
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def test_a_request_is_read_back(encoding: str, form: str, n_rows: int) -> None:
     assert len(body) == experts_body_bytes(header, N_EMBD)
     header.check_body_untrusted(len(body))
     found = parse_experts_body_untrusted(header, body, N_EMBD, N_EXPERT)
-    np.testing.assert_allclose(found[0], values, rtol=2**-11, atol=1e-6)
+    np.testing.assert_allclose(widened(found[0]), values, rtol=2**-11, atol=1e-6)
     assert np.array_equal(found[1], pair_row)
     assert np.array_equal(found[2], pair_expert)
     assert (found[3] is None) == (weights is None)
