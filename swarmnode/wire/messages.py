@@ -63,7 +63,7 @@ class Settings(Message):
     versions: Annotated[tuple[int, ...], Items(Integer(1, 65_535), 8)]
     agent: Annotated[str, Text(64)]
     roles: Annotated[tuple[str, ...], Items(Choice(c.ROLES), len(c.ROLES))]
-    encodings: Annotated[tuple[str, ...], Items(_ENCODING, len(c.ENCODINGS))]
+    encodings: Annotated[tuple[str, ...], Items(Text(16), 8)]
     max_body_bytes: Annotated[int, Integer(64 * c.KIB, c.MAX_BODY_BYTES)]
     max_requests: Annotated[int, Integer(1, c.MAX_REQUESTS_IN_FLIGHT)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swarmnode.wire import constants as c
 from swarmnode.wire.connection import Connection, State
-from swarmnode.wire.events import Ended
+from swarmnode.wire.events import Ended, Opened
 from swarmnode.wire.messages import (
     Ok,
     Rows,
@@ -111,6 +111,15 @@ def test_no_version_in_common() -> None:
     (ended,) = send_raw(rude, victim, notice(Settings.number, header))
     assert isinstance(ended, Ended)
     assert ended.code == "no_version"
+
+
+def test_encodings_of_later_versions_are_no_error() -> None:
+    newer, victim = open_pair()
+    victim.state = State.SETTINGS
+    header = encode_header(Settings((1,), "", (), ("f32", "q4x"), 65_536, 1))
+    (opened,) = send_raw(newer, victim, notice(Settings.number, header))
+    assert isinstance(opened, Opened)
+    assert opened.settings.encodings == ("f32", "q4x")
 
 
 def test_settings_without_the_common_encoding() -> None:
