@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Any
 
 import click
 
 from swarmnode import __version__
+from swarmnode.errors import SwarmError
 
 # Before anything imports numpy: its BLAS is used by the self-test only, and a thread of its own for every core costs
 # 40 MB of address space and fights ggml's threads.
@@ -37,7 +39,11 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"swarmnode.cli.{cmd_name}")
+        try:
+            module = importlib.import_module(f"swarmnode.cli.{cmd_name}")
+        except SwarmError as error:  # of compute/ggml.py: SWARMNODE_GGML_LIB names a bad library
+            click.echo(f"swarmnode: {error}", err=True)
+            sys.exit(1)
         command: click.Command = module.command
         return command
 

@@ -13,6 +13,7 @@ import click
 
 from swarmnode.cli.common import clear_errors, folders_of, home_option, max_rows_option, say
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.compute import library
 from swarmnode.compute.devices import DeviceInfo, build_report, list_devices, open_device
 from swarmnode.compute.self_test import SelfTestReport, check_device
 from swarmnode.config import Folders
@@ -66,6 +67,10 @@ def _python() -> Iterator[Finding]:
 def _ggml() -> Iterator[Finding]:
     report = build_report()
     yield "ok", f"ggml {report.ggml_version}; CPU features: {', '.join(report.cpu_features) or 'none'}"
+    used = library.chosen()
+    yield "ok", f"libggml {'of ' if used.origin != 'built in' else ''}{used.origin}: {used.folder}"
+    for problem in filter(None, (used.inexact, used.passed_over)):
+        yield "warn", problem
     if report.openmp:
         yield (
             "warn",

@@ -1,5 +1,6 @@
 """ggml's C library through ggml-python: the only importer of the bindings, with their traps taken out.
 
+* Which libggml the bindings load is decided in `library.py`, before they are imported.
 * Four functions of the bindings declare a restype that cuts pointers to 32 bits; it is mended at import.
 * A failed GGML_ASSERT aborts the process; nothing raises. So callers check every shape, type and id
   before they call `api`, with the facts of `type_info`. `GGML_NO_BACKTRACE` keeps an abort from attaching
@@ -21,11 +22,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.compute import library
 from swarmnode.errors import DeviceError, UnsupportedModelError, UsageError
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
-from ggml import ggml as _bindings
+with library.importable(library.chosen()):  # DeviceError if SWARMNODE_GGML_LIB cannot be used
+    from ggml import ggml as _bindings
 
 api: Any = _bindings
 Handle: TypeAlias = int

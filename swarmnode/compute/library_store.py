@@ -1,0 +1,168 @@
+"""Another libggml on disk: the package that loads it, and what the check said, kept in the cache folder.
+
+    cache/ggml/KEY/ggml/__init__.py, ggml.py    copies of ggml-python's
+    cache/ggml/KEY/ggml/lib                     a link to the folder with the libraries
+    cache/ggml/KEY/verdict.json                 what the check said
+
+KEY is a hash of path, size and modification time of the libraries, of the built-in ones and of ggml-python's files: any
+change of either means another check, and so does another machine (homes are shared, kernels differ with the CPU).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from swarmnode.compute.library_trial import TrialTimeoutError, difference, try_library
+from swarmnode.errors import DeviceError, StoreError
+
+CHECK_VERSION = 1
+"""Counts changes of the check: verdicts of an older one are not believed."""
+
+_BINDINGS = ("__init__.py", "ggml.py")
+_NEEDED = ("ggml", "ggml-base", "ggml-cpu")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the check said."""
+
+    version: str = ""
+    refused: str = ""
+    """Why it cannot be used; empty if it can."""
+    older: bool = False
+    """Not newer than the built-in one (only asked about libraries that nobody chose)."""
+    inexact: str = ""
+    """Expert types for which, unlike with the built-in one, a row's last bits depend on the rows beside it."""
+
+
+@lru_cache(maxsize=1)
+def built_in_package() -> Path:
+    """ggml-python's folder, without importing it; DeviceError if it is not installed.
+
+    Remembered: once another library's package is imported, Python knows only that one by the name.
+    """
+    spec = importlib.util.find_spec("ggml")
+    if spec is None or spec.origin is None:
+        raise DeviceError("ggml-python is not installed: see docs/operations.md")
+    return Path(spec.origin).parent
+
+
+def library_file(folder: Path, name: str) -> Path | None:
+    """The shared library of that base name, as this system (and ggml-python) spells it."""
+    if sys.platform == "win32":
+        names = [f"{name}.dll"]
+    else:
+        names = [f"lib{name}.so", f"lib{name}.dylib"]
+    return next((folder / spelled for spelled in names if os.path.isfile(folder / spelled)), None)
+
+
+def has_libraries(folder: Path) -> bool:
+    """True if the folder holds the three libraries without which nothing is computed."""
+    return all(library_file(folder, name) for name in _NEEDED)
+
+
+def package_of(cache: Path, folder: Path) -> Path:
+    """The package that loads the libraries in `folder`, made if it is not there. StoreError, DeviceError."""
+    entry = cache / _key(folder)
+    package = entry / "ggml"
+    if not package.exists():
+        try:
+            _make_package(entry, folder)
+        except OSError as error:
+            raise StoreError(f"{entry} could not be written: {error}") from error
+    return package
+
+
+def _make_package(entry: Path, folder: Path) -> None:
+    """Under another name first: a second process that starts now sees all of it or nothing."""
+    entry.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = Path(tempfile.mkdtemp(dir=entry, prefix="draft-"))
+    try:
+        for name in _BINDINGS:
+            shutil.copy(built_in_package() / name, draft / name)
+        (draft / "lib").symlink_to(folder, target_is_directory=True)
+        draft.rename(entry / "ggml")
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not (entry / "ggml").exists():  # else another process was faster
+            raise
+
+
+def verdict_on(cache: Path, folder: Path, *, only_newer: bool = False) -> Verdict:
+    """The kept verdict, or that of a check made now in other processes: 2 to 5 seconds.
+
+    DeviceError if there are no libraries or the check did not end in time (that is not kept), StoreError.
+    """
+    if not has_libraries(folder):
+        missing = ", ".join(f"lib{name}" for name in _NEEDED if library_file(folder, name) is None)
+        raise DeviceError(f"it does not hold {missing} as shared libraries")
+    kept = cache / _key(folder) / ("verdict-newer.json" if only_newer else "verdict.json")
+    verdict = _read(kept)
+    if verdict is None:
+        try:
+            verdict = _check(package_of(cache, folder), only_newer)
+        except TrialTimeoutError as error:
+            raise DeviceError(str(error)) from error
+        _write(kept, verdict)
+    return verdict
+
+
+def _check(package: Path, only_newer: bool) -> Verdict:
+    ours = try_library(built_in_package())
+    if ours.refused:
+        raise DeviceError(f"the built-in libggml does not pass the check: {ours.refused}")
+    theirs = try_library(package, newer_than=ours.version if only_newer else "")
+    if theirs.older or theirs.refused:
+        return Verdict(theirs.version, theirs.refused, theirs.older)
+    found = difference(ours.numbers, theirs.numbers)
+    if found:
+        return Verdict(
+            theirs.version, f"ggml {theirs.version} computes other numbers than {ours.version}: {found}"
+        )
+    return Verdict(theirs.version, inexact="" if ours.inexact else theirs.inexact)
+
+
+def _key(folder: Path) -> str:
+    """DeviceError if a folder cannot be read."""
+    try:
+        facts = _facts(folder)
+    except OSError as error:
+        raise DeviceError(f"the libraries cannot be read: {error}") from error
+    everything = repr((CHECK_VERSION, platform.node(), sys.version_info[:2], facts))
+    return hashlib.sha256(everything.encode()).hexdigest()[:24]
+
+
+def _facts(folder: Path) -> list[tuple[str, int, int]]:
+    package = built_in_package()
+    files = [package / name for name in _BINDINGS]
+    files += sorted(path for path in (package / "lib").iterdir() if path.is_file())
+    files += sorted(path for path in folder.iterdir() if path.is_file() and "ggml" in path.name)
+    status = [(path, path.stat()) for path in files]
+    return [(str(path), found.st_size, found.st_mtime_ns) for path, found in status]
+
+
+def _read(path: Path) -> Verdict | None:
+    """None also for a file that is not a verdict: then the check is made again."""
+    try:
+        return Verdict(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(path: Path, verdict: Verdict) -> None:
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(asdict(verdict)))
+        draft.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path} could not be written: {error}") from error
