@@ -108,23 +108,15 @@ def partition(sim: MarketSim, parted_s: int, after_s: int) -> Parted:
 
 
 def wrong_views(sim: MarketSim) -> int:
-    """Nodes whose view differs from what all others publish (records still travelling apart)."""
-    total = np.zeros(sim.shape.size, np.float32)
+    """Living nodes that lack a record of another living one though it has had the time to reach them."""
+    heard_s = sim.now_s - max(sim.plan.delays_s)
+    rows = np.array([node.row for node in sim.living()])
+    lacking = np.zeros(len(rows), np.bool_)
     for node in sim.living():
-        total += published(sim, node)
-    return sum(
-        not np.array_equal(sim.serving[n.row] + 0.5 * sim.fetching[n.row], total - published(sim, n))
-        for n in sim.living()
-    )
-
-
-def published(sim: MarketSim, node: SimNode) -> npt.NDArray[np.float32]:
-    """f32 [size]: what the node's last record counts."""
-    counts = np.zeros(sim.shape.size, np.float32)
-    if node.snapshots:
-        counts[node.snapshots[-1].fetching] = 0.5
-        counts[node.snapshots[-1].serving] = 1.0
-    return counts
+        old = [version for version, record in enumerate(node.snapshots) if record.at_s <= heard_s]
+        if old:
+            lacking |= (sim.seen(rows, node) < old[-1]) & (rows != node.row)
+    return int(lacking.sum())
 
 
 def _covered(sim: MarketSim, nodes: Iterable[SimNode]) -> float:

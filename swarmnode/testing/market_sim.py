@@ -275,6 +275,10 @@ class MarketSim:
         """f32 [size]: replicas as this node sees them, besides its own."""
         return self.replicas(node, slice(None))
 
+    def seen(self, rows: Rows, node: SimNode) -> Rows:
+        """The versions of a node's record that these rows know, -1: none."""
+        return self._seen[rows, node.number].astype(np.int64)
+
     def _second(self) -> None:
         self.now_s += 1
         for number, version, rows in self._arrivals.pop(self.now_s, ()):
