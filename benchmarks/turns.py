@@ -5,7 +5,11 @@
 A conversation of about so many tokens gets an answer; then it goes on in several ways, each with its prompt rendered
 and encoded from text, as the API does it. Peer: the same prompt in a slot that remembers nothing. `new`: tokens behind
 what prompt and answer before had in common with this prompt. Exit code 1 if the next turn runs more than 1.1 times
-its new tokens.
+its new tokens, or if an answer is not what the same passes give by hand.
+
+The line `agreement`: texts that go on behind an answer of so many tokens, greedy, against the same prompt run anew (its
+first answer is then run as a prompt, not token by token: other kernels, other last bits), and against the same passes
+by hand in an empty slot (which must agree).
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import trio
 
 from benchmarks.oracle import TEXT
@@ -31,6 +37,7 @@ from swarmnode.models.sampling import SamplingParams
 from swarmnode.models.state import SlotStates
 from swarmnode.node.backbone import BackboneOptions, assemble_backbone, loaded
 from swarmnode.node.common import open_compute
+from swarmnode.services.account import Account
 from swarmnode.services.engine import DoneEvent, Engine, GenerateRequest, TokenEvent
 from swarmnode.services.prefix_cache import common_prefix
 from swarmnode.services.runners import Threads
@@ -70,9 +77,12 @@ class Talk:
 
     async def ask(self, messages: Messages) -> Turn:
         """The greedy answer to the last message."""
-        prompt = self.encode(messages)
+        return await self.go_on(self.encode(messages), self.n_answer)
+
+    async def go_on(self, prompt: list[int], n_tokens: int) -> Turn:
+        """The greedy answer to a prompt."""
         ends = self.engine.tokenizer.end_ids
-        job = GenerateRequest(prompt, self.n_answer, SamplingParams(temperature=0.0), ends)
+        job = GenerateRequest(prompt, n_tokens, SamplingParams(temperature=0.0), ends)
         answer: list[int] = []
         text = ""
         started_s, first_token_s = time.perf_counter(), 0.0
@@ -84,6 +94,22 @@ class Talk:
                     answer.append(event.token)
         assert isinstance(event, DoneEvent)
         return Turn(prompt, answer, text, event.cached_tokens, first_token_s)
+
+    async def by_hand(self, passes: Sequence[list[int]], n_tokens: int) -> list[int]:
+        """The greedy answer after these passes, in an empty slot."""
+        engine, account = self.engine, Account()
+        await engine._compute.run(lambda: engine.model.reset(0))
+        for tokens in passes:
+            logits = await engine.step(0, tokens, account)
+        answer: list[int] = []
+        while True:
+            token = int(np.argmax(logits[-1]))
+            if token in engine.tokenizer.end_ids:
+                return answer
+            answer.append(token)
+            if len(answer) == n_tokens:
+                return answer
+            logits = await engine.step(0, [token], account)
 
     def forget(self) -> None:
         """Make the engine one that has seen nothing."""
@@ -147,6 +173,30 @@ async def compare(talk: Talk, n_tokens: int) -> bool:
     return ratio <= MAX_RATIO
 
 
+async def agree(talk: Talk, n_texts: int, n_tokens: int) -> bool:
+    """Print how many answers are the same, run anew and by hand; whether the latter all are."""
+    firsts, n_exact = [], 0
+    for seed in range(n_texts):
+        encode = talk.engine.tokenizer.encode
+        opening = encode(f"{TEXT} {say(12, seed)['content']}")
+        talk.forget()
+        answer = (await talk.go_on(opening, n_tokens)).answer
+        prompt = [*opening, *answer, *encode(f" {say(1, seed)['content']}")]
+        turn = await talk.go_on(prompt, n_tokens)
+        talk.forget()
+        firsts.append(common_prefix(turn.answer, (await talk.go_on(prompt, n_tokens)).answer))
+        assert len(opening) <= turn.cached, "it did not go on"
+        single = [[token] for token in prompt[len(opening) : turn.cached]]
+        n_exact += turn.answer == await talk.by_hand([opening, *single, prompt[turn.cached :]], n_tokens)
+    n_same = sum(first == n_tokens for first in firsts)
+    verdict = "ok  " if n_exact == n_texts else "MISS"
+    print(
+        f"{verdict} agreement of {n_texts} answers of {n_tokens} tokens: {n_same} as when run anew (the others for the "
+        f"first {[first for first in firsts if first < n_tokens]} tokens), {n_exact} as the same passes by hand"
+    )
+    return n_exact == n_texts
+
+
 def checkpoint_costs(index: ModelIndex, device: Device, own_bytes: int) -> str:
     """Bytes and milliseconds of a checkpoint with the recurrent layers of a 122B model."""
     architecture = Qwen35Moe()
@@ -198,6 +248,7 @@ async def measure(options: argparse.Namespace) -> bool:
             template = template_of(index.metadata, engine.tokenizer)
             assert template is not None, "the model has no chat template"
             good = await compare(Talk(engine, template, options.answer), options.tokens)
+            good &= await agree(Talk(engine, template, options.answer), options.texts, 40)
             print(await gate.run(partial(checkpoint_costs, index, device, model.checkpoint_bytes)))
     return good
 
@@ -209,6 +260,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--answer", type=int, default=64)
+    parser.add_argument("--texts", type=int, default=12, help="texts of which the answers are compared")
     parser.add_argument("--threads", type=int, default=0)
     return 0 if trio.run(measure, parser.parse_args()) else 1
 

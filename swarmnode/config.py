@@ -172,9 +172,9 @@ class EngineConfig:
     checkpoints_a_prompt: int = 4
     """... and about so many at most, or one long prompt would drive out all others."""
     continued_share: float = 0.5
-    """A prompt goes on in a slot if that keeps at least this share of its tokens, and else takes the slot that was
-    not used for the longest time: a beginning that two conversations share must not make them take one slot in turns.
-    """
+    """A prompt goes on in a slot if that keeps at least this share of its tokens (or holds all of the prompt), and else
+    takes the one not used for the longest time: a beginning that two conversations share must not make them take one
+    slot in turns."""
 
 
 @dataclass(frozen=True)

@@ -76,19 +76,26 @@ class PrefixCache:
     def choose(self, prompt: Sequence[int], free: Collection[int]) -> int:
         """The free slot (of at least one) in which to run a prompt; it counts as used now.
 
-        The one with the longest usable prefix among those whose conversation it continues (`continued_share`); if it
-        continues none, the least recently used.
+        The one with the longest usable prefix among those whose conversation it continues; if it continues none, the
+        least recently used.
         """
         best, n_best = -1, 0
         for slot in free:
             n_usable = self.usable(slot, prompt)
-            if n_usable > n_best and n_usable >= self._config.continued_share * len(self._slots[slot].tokens):
+            if n_usable > n_best and self._continues(slot, prompt, n_usable):
                 best, n_best = slot, n_usable
         if best < 0:
             best = min(free, key=lambda slot: (self._slots[slot].used, slot))
         self._taken += 1
         self._slots[best].used = self._taken
         return best
+
+    def _continues(self, slot: int, prompt: Sequence[int], n_usable: int) -> bool:
+        """Whether it is the slot's conversation: most of that stays, or the same is asked again."""
+        tokens = self._slots[slot].tokens
+        if n_usable >= self._config.continued_share * len(tokens):
+            return True
+        return common_prefix(tokens, prompt) == len(prompt)
 
     def usable(self, slot: int, prompt: Sequence[int]) -> int:
         """Tokens of the prompt that need not be run in this slot: never the last one, whose logits are wanted."""

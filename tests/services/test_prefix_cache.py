@@ -147,6 +147,16 @@ def test_a_shared_beginning_does_not_take_another_conversations_slot() -> None:
     assert cache.usable(slot, [*system, 1, 2, 3]) == 30
 
 
+def test_the_same_question_again_takes_its_slot_however_long_the_answer_was() -> None:
+    cache = cache_of()
+    slot = cache.choose(TEXT[:33], {0, 1})
+    run(cache, slot, TEXT[:30])
+    keep(cache, slot, 30)
+    run(cache, slot, TEXT[30:500])
+    assert cache.choose(TEXT[:33], {0, 1}) == slot
+    assert cache.usable(slot, TEXT[:33]) == 30
+
+
 # -- the budget
 
 

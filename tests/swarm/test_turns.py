@@ -18,6 +18,7 @@ from swarmnode.errors import DeviceError
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.services.engine import DoneEvent, Engine, GenerateRequest, TokenEvent
 from swarmnode.testing.swarm import Swarm, open_swarm
+from tests.swarm.conftest import ALL_BYTES
 
 END = 280
 TURNS = EngineConfig(min_checkpoint_tokens=4, checkpoint_tokens=64)
@@ -179,6 +180,21 @@ async def test_conversations_at_the_same_time_do_not_mix(tiny_model: Path, tmp_p
             assert talk.engine.n_free == 2
     expected = await fresh_answers(tiny_model, tmp_path / "fresh", prompts)
     assert [answers[number] for number in range(4)] == expected
+
+
+async def test_turns_with_workers_give_what_those_without_give(tiny_model: Path, tmp_path: Path) -> None:
+    first = [*SYSTEM, *words(60, 1), END, 1, 2]
+    answers: list[list[list[int]]] = []
+    for n_workers in (0, 2):
+        async with open_talk(tiny_model, tmp_path / str(n_workers)) as talk:
+            for _ in range(n_workers):
+                await talk.swarm.join(ALL_BYTES // 2)
+            one = await talk.ask(first)
+            two = await talk.ask([*first, *one.answer, END, *words(20, 2)])
+            assert two.n_run == 22
+            assert (two.done.account.remote > 0) is (n_workers > 0)
+            answers.append([one.answer, two.answer])
+    assert answers[0] == answers[1]
 
 
 # -- what ends early, and what goes wrong
