@@ -277,7 +277,8 @@ class MarketSim:
 
     def seen(self, rows: Rows, node: SimNode) -> Rows:
         """The versions of a node's record that these rows know, -1: none."""
-        return self._seen[rows, node.number].astype(np.int64)
+        versions: Rows = self._seen[rows, node.number].astype(np.int64)
+        return versions
 
     def _second(self) -> None:
         self.now_s += 1
