@@ -509,9 +509,9 @@ class NodeApiConfig:
     """Of a request: 4,096 ranges in JSON are 100 KB."""
     max_shards: int = 8
     """Shards sent at a time; more are refused with status 429."""
-    shard_piece_bytes: int = 256 * KIB
-    """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (50 us)."""
-    rest_share: float = 5.0
+    shard_piece_bytes: int = 128 * KIB
+    """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (25 us)."""
+    rest_share: float = 15.0
     """While rows travel, sending rests for so many times as long as the last piece took: HTTP takes more of the thread
     that serves rows than slices between nodes do (StoreConfig.rest_share)."""
     threads: int = 2
