@@ -201,9 +201,15 @@ def checkpoint_costs(index: ModelIndex, device: Device, own_bytes: int) -> str:
     """Bytes and milliseconds of a checkpoint with the recurrent layers of a 122B model."""
     architecture = Qwen35Moe()
     recurrent = tuple((layer + 1) % 4 != 0 for layer in range(REAL_LAYERS))
-    sizes = {"ssm_d_conv": 4, "ssm_d_state": 128, "ssm_n_group": 16, "ssm_dt_rank": 64}
-    hparams = architecture.read_hparams(index)
-    real = replace(hparams, n_layer=REAL_LAYERS, recurrent=recurrent, **sizes)  # type: ignore[arg-type]
+    real = replace(
+        architecture.read_hparams(index),
+        n_layer=REAL_LAYERS,
+        recurrent=recurrent,
+        ssm_d_conv=4,
+        ssm_d_state=128,
+        ssm_n_group=16,
+        ssm_dt_rank=64,
+    )
     states = SlotStates(device, architecture, real, n_slots=1, n_ctx=256, n_ubatch=1)
     try:
         made_ms, restored_ms = [], []
