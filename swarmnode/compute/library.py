@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swarmnode.compute.library_store import Verdict, built_in_package, has_libraries, package_of, verdict_on
+from swarmnode.compute.library_store import built_in_package, has_libraries, package_of, verdict_on
+from swarmnode.compute.library_trial import Verdict
 from swarmnode.config import Folders
 from swarmnode.errors import DeviceError, LocalError
 

@@ -18,11 +18,11 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
-from swarmnode.compute.library_trial import TrialTimeoutError, difference, try_library
+from swarmnode.compute.library_trial import TrialTimeoutError, Verdict, difference, try_library
 from swarmnode.errors import DeviceError, StoreError
 
 CHECK_VERSION = 1
@@ -30,19 +30,6 @@ CHECK_VERSION = 1
 
 _BINDINGS = ("__init__.py", "ggml.py")
 _NEEDED = ("ggml", "ggml-base", "ggml-cpu")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the check said."""
-
-    version: str = ""
-    refused: str = ""
-    """Why it cannot be used; empty if it can."""
-    older: bool = False
-    """Not newer than the built-in one (only asked about libraries that nobody chose)."""
-    inexact: str = ""
-    """Expert types for which, unlike with the built-in one, a row's last bits depend on the rows beside it."""
 
 
 @lru_cache(maxsize=1)

@@ -28,15 +28,22 @@ class TrialTimeoutError(Exception):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What the process reported."""
+class Verdict:
+    """What the check said."""
 
     version: str = ""
     refused: str = ""
-    """Empty if it passed."""
+    """Why it cannot be used; empty if it can."""
     older: bool = False
+    """Not newer than the built-in one (only asked about libraries that nobody chose)."""
     inexact: str = ""
-    """Expert types for which a row's result depends on the rows beside it; empty if there are none."""
+    """Expert types for which, unlike with the built-in one, a row's last bits depend on the rows beside it."""
+
+
+@dataclass(frozen=True)
+class Trial(Verdict):
+    """What the process reported: a verdict, and the numbers that it is still to be judged by."""
+
     numbers: Mapping[str, str] = field(default_factory=dict)
     """By name of the sample: f32 values, base64."""
 
