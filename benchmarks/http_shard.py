@@ -5,7 +5,8 @@ node's listener for rows); the client reads over loopback and keeps nothing. In 
 
 * the shard as the route makes it, out of the model's mapped file;
 * the shard as a file that was written before, by Starlette's FileResponse;
-* 6 KB round trips of rows with the same process: idle, and while the shard is sent again and again.
+* 6 KB round trips of rows with the same process, a layer's compute apart: idle, and while another process downloads the
+  shard again and again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import statistics
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -110,38 +110,39 @@ def download(port: int, target: str, buffer: bytearray) -> float:
         return n_bytes / 1e6 / (time.perf_counter() - started_s)
 
 
+def _downloads(pipe: Any, http_port: int, target: str) -> None:
+    """In a process of its own, as clients are: download until told to stop, then say how fast each was, in MB/s."""
+    buffer = bytearray(1 << 20)
+    rates_mb = [download(http_port, target, buffer)]
+    pipe.send("under way")
+    while not pipe.poll():
+        rates_mb.append(download(http_port, target, buffer))
+    pipe.send(rates_mb[1:])
+
+
+async def _decodes(peer: Peer) -> list[float]:
+    """Microseconds of each round trip, with the pause of a layer's own compute between them."""
+    times_us: list[float] = []
+    body = bytes(SMALL_BYTES)
+    for _ in range(DECODES):
+        started_s = time.perf_counter()
+        await peer.request(Experts(MODEL, 1, "experts", "f16", 1, 1), (body, bytes(6)))
+        times_us.append(1e6 * (time.perf_counter() - started_s))
+        await trio.sleep(0.002)
+    return times_us
+
+
 async def _rows(port: int, http_port: int, target: str, into: Figures) -> None:
-    """Round trips of rows, idle and beside downloads in another thread."""
+    """Round trips of rows, idle and beside downloads."""
     address = PeerAddress(endpoint(1).credentials.node_id, "127.0.0.1", port)
     async with trio.open_nursery() as nursery:
         peer: Peer = await nursery.start(partial(dial, TcpTransport(), address, endpoint(2), handlers={}))
-        body = bytes(SMALL_BYTES)
-
-        async def decode() -> float:
-            started_s = time.perf_counter()
-            await peer.request(Experts(MODEL, 1, "experts", "f16", 1, 1), (body, bytes(6)))
-            return 1e6 * (time.perf_counter() - started_s)
-
-        idle_us = [await decode() for _ in range(DECODES)]
-        ends = threading.Event()
-        gentle_mb: list[float] = []
-
-        def downloads() -> None:
-            buffer = bytearray(1 << 20)
-            while not ends.is_set():
-                gentle_mb.append(download(http_port, target, buffer))
-
-        thread = threading.Thread(target=downloads)
-        thread.start()
-        try:
-            await trio.sleep(0.1)
-            beside_us = []
-            for _ in range(DECODES):
-                beside_us.append(await decode())
-                await trio.sleep(0.002)  # what a layer's own compute takes
-        finally:
-            ends.set()
-            await trio.to_thread.run_sync(thread.join)
+        idle_us = await _decodes(peer)
+        with _child(_downloads, http_port, target) as pipe:
+            await trio.to_thread.run_sync(pipe.recv)
+            beside_us = await _decodes(peer)
+            pipe.send("stop")
+            gentle_mb = await trio.to_thread.run_sync(pipe.recv)
         nursery.cancel_scope.cancel()
     into["http_gentle_mb"].append(statistics.median(gentle_mb))
     into["http_idle_us"].append(statistics.median(idle_us))
@@ -150,16 +151,17 @@ async def _rows(port: int, http_port: int, target: str, into: Figures) -> None:
 
 
 @contextmanager
-def _serving(path: Path, manifest: Manifest, copy: Path) -> Iterator[tuple[int, int]]:
+def _child(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    """A process that runs `target(pipe, *arguments)`, until the block ends; gives the other end of the pipe."""
     ours, theirs = multiprocessing.Pipe()
-    arguments = (theirs, path, copy, manifest.encode(), manifest.model_id)
-    server = multiprocessing.get_context("spawn").Process(target=_server, args=arguments, daemon=True)
-    server.start()
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    child.start()
     try:
-        yield ours.recv()
+        yield ours
     finally:
-        server.terminate()
-        server.join()
+        child.terminate()
+        child.join()
 
 
 def run(
@@ -174,7 +176,8 @@ def run(
     target = f"/api/models/{manifest.model_id.hex()}/expert-shard?{query}"
     buffer = bytearray(1 << 20)
     try:
-        with _serving(path, manifest, copy) as (http_port, rows_port):
+        with _child(_server, path, copy, manifest.encode(), manifest.model_id) as pipe:
+            http_port, rows_port = pipe.recv()
             for number in range(rounds + 1):
                 if number == 1:
                     figures = {name: [] for name in names}

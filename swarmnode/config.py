@@ -511,9 +511,9 @@ class NodeApiConfig:
     """Shards sent at a time; more are refused with status 429."""
     shard_piece_bytes: int = 128 * KIB
     """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (25 us)."""
-    rest_share: float = 15.0
-    """While rows travel, sending rests for so many times as long as the last piece took: HTTP takes more of the thread
-    that serves rows than slices between nodes do (StoreConfig.rest_share)."""
+    beside_rows_per_s: float = 120e6
+    """While rows travel, all shards together leave at this rate (bytes/s): handing a piece on takes no time that a rest
+    could follow (StoreConfig.rest_share), its cost comes later, in the kernel and in the client."""
     threads: int = 2
     """Threads that read shards and make JSON: one reads 2 GB/s from the page cache, and a disk that is asked twice at a
     time is fast enough."""

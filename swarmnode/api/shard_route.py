@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,8 @@ from swarmnode.weights.slices import ExpertRange, parse_span
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
+LATE_S = 0.005
+"""A piece that comes so late is followed by the next ones at once: timers have milliseconds, pieces last one."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,11 @@ class ShardRoute:
         self._names = names
         self._threads = threads
         self._config = config.node_api
-        self._gentle = config.store
+        self._rows_recent_s = config.store.rows_recent_s
         self._stalled_s = config.api.stalled_s
         self._rows_at_s = rows_at_s
+        self._due_s = -math.inf
+        """When the next piece of all shards may leave, while rows travel."""
         self.n_sending = 0
         """Shards that are being sent."""
 
@@ -116,23 +121,21 @@ class ShardRoute:
         step = self._config.shard_piece_bytes
         for start in range(wanted.start, wanted.stop, step):
             stop = min(start + step, wanted.stop)
-            began_s = trio.current_time()
+            await self._make_room(stop - start)
             piece = await self._threads.run(partial(layout.read, self._source, start, stop))
             with trio.move_on_after(self._stalled_s) as scope:
                 await send({"type": "http.response.body", "body": piece, "more_body": stop < wanted.stop})
             if scope.cancelled_caught:
                 log.info("a client that takes nothing of its shard is disconnected")
                 return
-            await self._make_room(began_s)
 
-    async def _make_room(self, began_s: float) -> None:
-        """As slices do between nodes (StoreConfig.rest_share): while rows travel, most of the time is theirs."""
-        if self._rows_travel():
-            took_s = trio.current_time() - began_s
-            await trio.sleep(min(self._config.rest_share * took_s, self._gentle.max_rest_s))
-
-    def _rows_travel(self) -> bool:
-        return trio.current_time() - self._rows_at_s() < self._gentle.rows_recent_s
+    async def _make_room(self, n_bytes: int) -> None:
+        """While rows travel, wait until the next `n_bytes` of all shards are due (NodeApiConfig.beside_rows_per_s)."""
+        now_s = trio.current_time()
+        if now_s - self._rows_at_s() < self._rows_recent_s:
+            due_s = max(self._due_s, now_s - LATE_S)
+            self._due_s = due_s + n_bytes / self._config.beside_rows_per_s
+            await trio.sleep_until(due_s)
 
 
 class _ShardResponse(Response):

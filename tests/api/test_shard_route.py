@@ -18,8 +18,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from swarmnode.api import serve
-from swarmnode.api.shard_route import ShardRoute
-from swarmnode.config import ApiConfig, Config, NodeApiConfig, StoreConfig
+from swarmnode.api.shard_route import LATE_S, ShardRoute
+from swarmnode.config import ApiConfig, Config, NodeApiConfig
 from swarmnode.services.runners import Inline, Runner, Threads
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.hashing import build_manifest
@@ -162,20 +162,43 @@ async def test_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
     assert int(answer.headers["retry-after"]) > 0
 
 
-async def test_rows_have_most_of_the_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_shards", [1, 3])
+async def test_shards_leave_room_for_rows(tmp_path: Path, n_shards: int) -> None:
+    """Together they leave at the rate set, however many there are; without rows nothing holds them."""
     with opened(tmp_path, MODEL, Inline()) as (_, route, _):
+        sent: list[int] = []
 
-        async def receive_slowly(message: Any) -> None:
-            await trio.sleep(0.03)
+        async def receive(message: Any) -> None:
+            sent.append(len(message["body"]))
 
         layout = ShardLayout.of(route._manifest, [ExpertRange(1, 0, 1)])
-        n_pieces = math.ceil(layout.n_bytes / CONFIG.shard_piece_bytes)
-        rest_s = min(CONFIG.rest_share * 0.03, StoreConfig().max_rest_s)
-        for rows_at_s, pause_s in ((-math.inf, 0.03), (math.inf, 0.03 + rest_s)):
+        wanted = range(layout.n_bytes)
+        for rows_at_s, rate in ((-math.inf, math.inf), (math.inf, CONFIG.beside_rows_per_s)):
             route._rows_at_s = partial(float, rows_at_s)
+            sent.clear()
             began_s = trio.current_time()
-            await route.send_pieces(layout, range(layout.n_bytes), receive_slowly)
-            assert trio.current_time() - began_s == pytest.approx(n_pieces * pause_s)
+            async with trio.open_nursery() as nursery:
+                for _ in range(n_shards):
+                    nursery.start_soon(route.send_pieces, layout, wanted, receive)
+            took_s = trio.current_time() - began_s
+            assert sum(sent) == n_shards * layout.n_bytes
+            assert took_s == pytest.approx(
+                sum(sent[:-1]) / rate, rel=0.02, abs=1e-9 + LATE_S * (rate < math.inf)
+            )
+
+
+async def test_a_shard_that_was_held_up_catches_up_no_more_than_a_little(tmp_path: Path) -> None:
+    with opened(tmp_path, MODEL, Inline()) as (_, route, _):
+        route._rows_at_s = partial(float, math.inf)
+        n_bytes = int(CONFIG.beside_rows_per_s / 1000)
+        times_s: list[float] = []
+        for pause_s in [0.0, 10.0] + 20 * [0.0]:
+            await trio.sleep(pause_s)
+            await route._make_room(n_bytes)
+            times_s.append(trio.current_time())
+        at_once = [time_s for time_s in times_s[1:] if time_s == times_s[1]]
+        assert len(at_once) == 1 + round(LATE_S * 1000)
+        assert times_s[-1] - times_s[1] == pytest.approx(0.001 * (20 - LATE_S * 1000))
 
 
 # -- over real sockets
