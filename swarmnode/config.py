@@ -190,6 +190,11 @@ class ServeConfig:
     """Requests of up to so many pairs (decode, probes) are computed before larger ones: 8 rows of 8 experts."""
     small_before_large: int = 8
     """After so many small ones in a row a waiting large one has its turn: 20 ms of small ones to 70 ms at most."""
+    coalesced_requests: int = 64
+    """Most small requests for one layer that are computed together, within the widest batch; 1: each alone."""
+    max_overtaking_pairs: int = 256
+    """Most pairs that are computed before an older small request of another layer because they fit a batch: 0.05 s of
+    work, and 0.5 s on a phone ten times slower, which is what a layer's decode step waits for."""
     max_work_bytes: int = 64 * MIB
     """Work memory of one graph of a worker: wide models get narrower batches. 512 pairs at n_embd 7,168, n_ff 2,048
     take 42 MB; without the bound a manifest could ask for gigabytes."""

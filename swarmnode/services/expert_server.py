@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import ServeConfig
 from swarmnode.errors import RequestRefusedError
 from swarmnode.net.peer import Body, Handler, Peer
-from swarmnode.services.expert_work import ExpertWork
+from swarmnode.services.expert_work import ExpertBatches, ExpertWork, Reply
 from swarmnode.services.job_queue import JobQueue
 from swarmnode.services.runners import Runner
 from swarmnode.wire.messages import Experts, Message, Rows
@@ -35,7 +34,7 @@ class Served:
     pairs: int = 0
     refused: int = 0
     compute_s: float = 0.0
-    """On the compute thread, without the time in the queue, with encoding the replies."""
+    """On the compute thread, without the time in the queue, with encoding the replies. A batch's time counts once."""
 
 
 class ExpertServer:
@@ -57,7 +56,7 @@ class ExpertServer:
         self._n_expert = n_expert
         self._bank = bank
         self.max_pairs = max_pairs
-        self._queue = JobQueue(compute, config)
+        self._queue: JobQueue[ExpertWork, Reply] = JobQueue(compute, ExpertBatches(bank), config)
         self.served = Served()
 
     @property
@@ -89,13 +88,15 @@ class ExpertServer:
         self._check_held(message.layer, pair_expert)
 
         work = ExpertWork(message.layer, rows, pair_row, pair_expert, weights, message.reply_encoding)
-        compute = partial(work.run, self._bank)
-        (n_rows, reply_body), spent_s = await self._queue.run(peer.node_id, message.n_pairs, compute)
+        computed = await self._queue.run(peer.node_id, work)
+        n_rows, reply_body = computed.result
         self.served.requests += 1
         self.served.rows += message.n_rows
         self.served.pairs += message.n_pairs
-        self.served.compute_s += spent_s
-        reply = Rows(encoding=message.reply_encoding, n_rows=n_rows, compute_us=int(spent_s * 1e6))
+        self.served.compute_s += computed.own_s
+        # The asker can only set this against its round trip, and there the whole batch is between asking and answer.
+        compute_us = int(computed.batch_s * 1e6)
+        reply = Rows(encoding=message.reply_encoding, n_rows=n_rows, compute_us=compute_us)
         return reply, reply_body
 
     def _check_header(self, message: Experts) -> None:

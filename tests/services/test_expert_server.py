@@ -290,6 +290,50 @@ async def test_decode_does_not_wait_for_another_backbones_prompt(
     assert computed == [128, 1, 129, 130]
 
 
+async def test_five_waiting_requests_of_three_backbones_are_one_call_of_the_bank(
+    bank: ExpertBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets what it gets alone, bit by bit, and is counted once; the seconds are shared out."""
+    rows, answers = some_rows(6), dict[int, F32]()
+    asks = [
+        request(rows[:2], [0, 1, 1], [0, 5, 2]),
+        request(rows[2:3], [0, 0], [5, 0], "partial"),
+        request(rows[3:5], [0, 1], [0, 5]),
+        request(rows[5:], [0, 0, 0, 0], [0, 1, 2, 5], "partial"),
+        request(rows[:1], [0], [1]),
+    ]
+    calls: list[int] = []
+    experts = bank.experts
+
+    def watched(layer: int, rows: F32, pair_row: I32, pair_expert: I32) -> F32:
+        calls.append(len(pair_row))
+        return experts(layer, rows, pair_row, pair_expert)
+
+    async with serving(bank) as node:
+        alone = [await asked(node.peer, *ask) for ask in asks]
+        peers = [node.peer, await node.other_peer(4), await node.other_peer(5)]
+        monkeypatch.setattr(bank, "experts", watched)
+        node.compute.paused = True
+
+        async def ask(number: int) -> None:
+            answers[number] = await asked(peers[number % 3], *asks[number])
+
+        async with trio.open_nursery() as askers:
+            askers.start_soon(is_answered, node.peer)  # is being computed while the five come
+            await trio.testing.wait_all_tasks_blocked()
+            for number in range(5):
+                askers.start_soon(ask, number)
+            await trio.testing.wait_all_tasks_blocked()
+            assert node.server.queued_pairs == 13
+            node.compute.resume()
+        served = node.server.served
+        assert node.server.queued_pairs == 0
+    assert calls == [1, 12]
+    for number, values in enumerate(alone):
+        np.testing.assert_array_equal(answers[number].view(np.uint32), values.view(np.uint32))
+    assert (served.requests, served.rows, served.pairs, served.refused) == (11, 15, 25, 0)
+
+
 async def test_a_full_queue_is_busy_and_empties(bank: ExpertBank) -> None:
     config = ServeConfig(max_queued_pairs=400)
     rows = some_rows(100)

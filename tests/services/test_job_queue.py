@@ -1,61 +1,19 @@
-"""The order of computing, what is admitted, and that nothing cancelled is ever computed."""
+"""The order of computing, what is admitted, and that nothing cancelled is ever computed.
+
+Coalescing: test_coalescing.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
 
 import pytest
 import trio
 import trio.testing
 
-from swarmnode.config import ServeConfig
 from swarmnode.errors import DeviceError, RequestRefusedError
-from swarmnode.services.job_queue import JobQueue
-
-T = TypeVar("T")
-CONFIG = ServeConfig(max_queued_pairs=1000, small_pairs=64, small_before_large=3)
-
-
-class Held:
-    """A runner that computes one job whenever `step` is called, and would notice a second one beside it."""
-
-    def __init__(self) -> None:
-        self._may_go, self._go = trio.open_memory_channel[None](100)
-        self._running = False
-
-    async def run(self, function: Callable[[], T]) -> T:
-        assert not self._running, "one at a time"
-        self._running = True
-        try:
-            await self._go.receive()
-            return function()
-        finally:
-            self._running = False
-
-    async def step(self, n_jobs: int = 1) -> None:
-        for _ in range(n_jobs):
-            self._may_go.send_nowait(None)
-            await trio.testing.wait_all_tasks_blocked()
-
-
-class Bench:
-    """A queue whose jobs leave their names in `done`."""
-
-    def __init__(self, config: ServeConfig = CONFIG) -> None:
-        self.runner = Held()
-        self.queue = JobQueue(self.runner, config)
-        self.done: list[str] = []
-
-    async def job(self, name: str, n_pairs: int, owner: str = "me") -> None:
-        await self.queue.run(owner, n_pairs, partial(self.done.append, name))
-
-    async def start(self, nursery: trio.Nursery, *jobs: tuple[str, int]) -> None:
-        for number, (name, n_pairs) in enumerate(jobs):
-            nursery.start_soon(self.job, name, n_pairs, f"owner {number}")
-            await trio.testing.wait_all_tasks_blocked()
+from tests.services.jobs import QUEUE_CONFIG as CONFIG
+from tests.services.jobs import Bench, NamedJob
 
 
 async def test_small_jobs_go_before_large_ones() -> None:
@@ -111,14 +69,14 @@ async def test_a_job_cancelled_in_the_instant_its_turn_comes_passes_it_on() -> N
 
     async with trio.open_nursery() as nursery:
         # Cancels "b" while "a" still has the turn; "a" then gives it to "b", which has not run since.
-        nursery.start_soon(bench.queue.run, "me", 1, scope.cancel)
+        nursery.start_soon(bench.queue.run, "me", NamedJob("a", 1, scope.cancel))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(cancelled)
         await trio.testing.wait_all_tasks_blocked()
         await bench.start(nursery, ("c", 1))
         await bench.runner.step(2)
     assert scope.cancelled_caught
-    assert bench.done == ["c"]
+    assert bench.done == ["a", "c"]
     assert bench.queue.queued_pairs == 0
 
 
@@ -130,7 +88,7 @@ async def test_a_job_that_fails_passes_the_turn_on() -> None:
 
     async def failing() -> None:
         with pytest.raises(DeviceError):
-            await bench.queue.run("me", 5, fail)
+            await bench.queue.run("me", NamedJob("a", 5, fail))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(failing)
@@ -185,7 +143,9 @@ async def test_the_seconds_are_those_of_the_function_alone() -> None:
     spent: list[float] = []
 
     async def job() -> None:
-        spent.append((await bench.queue.run("me", 1, lambda: None))[1])
+        computed = await bench.queue.run("me", NamedJob("a", 1))
+        spent.append(computed.batch_s)
+        assert computed.own_s == computed.batch_s
 
     async with trio.open_nursery() as nursery:
         for _ in range(3):
