@@ -1,6 +1,7 @@
 """Rows/s of a worker's ExpertServer when several backbones ask for the same layer: coalesced against one by one.
 
-    python -m benchmarks.coalesce [--model FILE.gguf] [--layer 0] [--held 256 16] [--backbones 1 4 16] [--rounds 7]
+    python -m benchmarks.coalesce [--model FILE.gguf] [--layer 0] [--held 256 16] [--backbones 1 4 16]
+        [--rounds 7] [--rows 64]
 
 Each backbone asks for one row of top-8 (`partial`, f16) and, when it is answered, for the next; its eight experts are
 drawn anew each time among those held. Requests go to the server's handler, without sockets. Both ways are measured in

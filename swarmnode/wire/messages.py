@@ -249,6 +249,8 @@ class Rows(Message):
     encoding: Annotated[str, Choice(c.REPLY_ENCODINGS)]
     n_rows: Annotated[int, Integer(1, c.MAX_PAIRS)]
     compute_us: Annotated[int, Integer(0, 2**40)]
+    """On the compute thread, with everything computed in the same batch: a part of the round trip, not a share
+    of the work."""
 
     def check_body_untrusted(self, body_bytes: int) -> None:
         """The body is `n_rows` rows of one width."""
