@@ -16,6 +16,7 @@ from typing import Any
 
 from swarmnode.compute import library
 from swarmnode.compute.library_store import library_file
+from swarmnode.compute.library_trial import FIRST_STAGE
 
 TYPES = {
     "f32": (0, 1, 4),
@@ -42,7 +43,7 @@ def tell(**facts: object) -> None:
 
 def main(package: Path, newer_than: str) -> None:
     """Check and tell; what is raised here is told by the exit code and the last line of standard error."""
-    tell(stage="reading its version")
+    tell(stage=FIRST_STAGE)
     version = plain_version(package / "lib")
     tell(version=version)
     if newer_than and not _number(version) > _number(newer_than):

@@ -18,11 +18,11 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 
-from swarmnode.compute.library_trial import TrialTimeoutError, Verdict, difference, try_library
+from swarmnode.compute.library_trial import Verdict, difference, try_library
 from swarmnode.errors import DeviceError, StoreError
 
 CHECK_VERSION = 1
@@ -88,7 +88,8 @@ def _make_package(entry: Path, folder: Path) -> None:
 def verdict_on(cache: Path, folder: Path, *, only_newer: bool = False) -> Verdict:
     """The kept verdict, or that of a check made now in other processes: 2 to 5 seconds.
 
-    DeviceError if there are no libraries or the check did not end in time (that is not kept), StoreError.
+    A refusal names the file that keeps it. DeviceError, of which nothing is kept, if there are no libraries or the
+    check ended without saying anything about them (`try_library`); StoreError.
     """
     if not has_libraries(folder):
         missing = ", ".join(f"lib{name}" for name in _NEEDED if library_file(folder, name) is None)
@@ -96,16 +97,18 @@ def verdict_on(cache: Path, folder: Path, *, only_newer: bool = False) -> Verdic
     kept = cache / _key(folder) / ("verdict-newer.json" if only_newer else "verdict.json")
     verdict = _read(kept)
     if verdict is None:
-        try:
-            verdict = _check(package_of(cache, folder), only_newer)
-        except TrialTimeoutError as error:
-            raise DeviceError(str(error)) from error
+        verdict = _check(package_of(cache, folder), only_newer)
         _write(kept, verdict)
-    return verdict
+    if not verdict.refused:
+        return verdict
+    return replace(verdict, refused=f"{verdict.refused} (to check it again, delete {kept})")
 
 
 def _check(package: Path, only_newer: bool) -> Verdict:
-    ours = try_library(built_in_package())
+    try:
+        ours = try_library(built_in_package())
+    except DeviceError as error:
+        raise DeviceError(f"the built-in libggml could not be checked: {error}") from error
     if ours.refused:
         raise DeviceError(f"the built-in libggml does not pass the check: {ours.refused}")
     theirs = try_library(package, newer_than=ours.version if only_newer else "")

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from swarmnode.errors import DeviceError
+
 TRIAL_S = 120.0
 """A check takes 1 to 2 s; a phone, or a GPU driver that compiles its kernels, takes longer."""
 MIN_COSINE = 0.9999
@@ -23,8 +25,10 @@ MAX_RELATIVE = 0.02
 """Largest difference, as a part of the largest number."""
 
 
-class TrialTimeoutError(Exception):
-    """The process did not end in TRIAL_S; says nothing about the library."""
+CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGFPE"})
+"""What a process gets for what its own code does; every other signal comes from outside (a user, the OOM killer)."""
+FIRST_STAGE = "reading its version"
+"""What the check does before it loads the bindings."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,11 @@ class Trial(Verdict):
 
 
 def try_library(package: Path, newer_than: str = "") -> Trial:
-    """Check the library of a package `ggml`; with `newer_than`, only if it is newer. TrialTimeoutError."""
+    """Check the library of a package `ggml`; with `newer_than`, only if it is newer.
+
+    DeviceError if its process ended in a way that says nothing about the library: too late, by an exception or a signal
+    from outside, or before it loaded the bindings.
+    """
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
     command = [sys.executable, "-P", "-m", "swarmnode.compute.library_check", str(package), newer_than]
     try:
@@ -57,7 +65,7 @@ def try_library(package: Path, newer_than: str = "") -> Trial:
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S
         )
     except subprocess.TimeoutExpired:
-        raise TrialTimeoutError(f"its check did not end within {TRIAL_S:.0f} s") from None
+        raise DeviceError(f"its check did not end within {TRIAL_S:.0f} s") from None
     return _trial(_reported(ended.stdout), ended)
 
 
@@ -78,20 +86,28 @@ def _trial(report: Mapping[str, Any], ended: subprocess.CompletedProcess[bytes])
     if ended.returncode == 0 and report.get("stage") == "done":
         older, inexact = bool(report.get("older")), str(report.get("inexact", ""))
         return Trial(version, refused, older, inexact, dict(report.get("numbers", {})))
+    if refused:
+        return Trial(version, refused)
     lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
     last = "".join(character for character in (lines or [""])[-1] if character.isprintable())[:200]
     name = f"ggml {version}" if version else "it"
-    what = f"{name} {_ending(ended.returncode)} while {report.get('stage', 'the check was started')}"
-    return Trial(version, refused or (f"{what}: {last}" if last else what))
+    stage = str(report.get("stage", ""))
+    crash = _signal(ended.returncode)
+    ending = f"failed (exit code {ended.returncode})" if ended.returncode >= 0 else f"crashed ({crash})"
+    what = f"{name} {ending} while {stage or 'the check was started'}" + (f": {last}" if last else "")
+    if crash not in CRASHES or stage in ("", FIRST_STAGE):
+        raise DeviceError(f"{what} (the next start checks it again)")
+    return Trial(version, what)
 
 
-def _ending(code: int) -> str:
+def _signal(code: int) -> str:
+    """Name of the signal that ended a process with this code; empty if it ended by itself."""
     if code >= 0:
-        return f"failed (exit code {code})"
+        return ""
     try:
-        return f"crashed ({signal.Signals(-code).name})"
+        return signal.Signals(-code).name
     except ValueError:
-        return f"crashed (signal {-code})"
+        return f"signal {-code}"
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:

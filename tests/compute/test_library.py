@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,14 +19,15 @@ import numpy as np
 import pytest
 
 from swarmnode.cli import doctor
-from swarmnode.compute import ggml, library
+from swarmnode.compute import ggml, library, library_store, library_trial
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
 from swarmnode.compute.library_check import layout_faults
 from swarmnode.compute.library_samples import compute_samples, depends_on_company
 from swarmnode.compute.library_store import built_in_package, has_libraries, library_file
-from swarmnode.compute.library_trial import difference
+from swarmnode.compute.library_trial import difference, try_library
 from swarmnode.compute.ops import Ops
+from swarmnode.errors import DeviceError
 
 OURS = built_in_package() / "lib"
 SHOW = (
@@ -107,7 +109,8 @@ def test_a_library_that_passes_is_used_and_checked_once(tmp_path: Path) -> None:
     assert shown(done)[0] == "SWARMNODE_GGML_LIB"
     assert "ggml 0.99.9 computes a row of F32 experts differently" in done.stderr
     verdict.write_text('{"refused": "what was kept is believed"}')
-    assert "what was kept is believed" in python(SHOW, tmp_path, folder).stderr
+    refusal = python(SHOW, tmp_path, folder).stderr
+    assert f"what was kept is believed (to check it again, delete {verdict})" in refusal
     verdict.write_text("no verdict")
     assert shown(python(SHOW, tmp_path, folder))[0] == "SWARMNODE_GGML_LIB"
     verdict.write_text('{"refused": "of another file"}')
@@ -155,6 +158,68 @@ def test_what_does_not_fit_is_an_error_in_words(
     assert done.stdout == ""
     assert re.search(rf"^swarmnode: SWARMNODE_GGML_LIB={tmp_path}/other: .*({why})", done.stderr)
     assert done.stderr.count("\n") == 1
+
+
+class Ending:
+    """In place of `subprocess.run`: processes that say these stages and end with this code."""
+
+    def __init__(self, code: int, *stages: str, error: str = "") -> None:
+        self._said = "".join(json.dumps({"stage": stage}) + "\n" for stage in stages).encode()
+        self._code = code
+        self._error = error.encode()
+
+    def __call__(self, command: list[str], **_options: object) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.CompletedProcess(command, self._code, self._said, self._error)
+
+
+FIRST, LOADING, COMPUTING = "reading its version", "loading it", "computing every op"
+
+
+@linux
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        (Ending(-signal.SIGKILL, FIRST, LOADING), r"crashed \(SIGKILL\) while loading it"),
+        (Ending(-signal.SIGKILL, FIRST, LOADING, COMPUTING), r"crashed \(SIGKILL\) while computing every op"),
+        (Ending(-signal.SIGTERM, FIRST, LOADING), r"crashed \(SIGTERM\)"),
+        (Ending(-signal.SIGINT, FIRST, LOADING), r"crashed \(SIGINT\)"),
+        (Ending(1, FIRST, LOADING, error="MemoryError\n"), r"failed \(exit code 1\) while loading it: MemoryError"),
+        (Ending(1, FIRST, LOADING, COMPUTING, error="swarmnode.errors.DeviceError: x"), "DeviceError: x"),
+        (Ending(1, error="ModuleNotFoundError"), r"failed \(exit code 1\) while the check was started"),
+        (Ending(1, FIRST, error="OSError: too many open files"), "too many open files"),
+        (Ending(-signal.SIGSEGV), r"crashed \(SIGSEGV\) while the check was started"),
+        (Ending(-signal.SIGSEGV, FIRST), r"crashed \(SIGSEGV\) while reading its version"),
+    ],
+)  # fmt: skip
+def test_a_death_that_says_nothing_about_the_library_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: Ending, why: str
+) -> None:
+    folder = copied(tmp_path / "other")
+
+    def theirs_dies(package: Path, newer_than: str = "") -> library_trial.Trial:
+        if package == built_in_package():
+            return library_trial.Trial("0.1", numbers={})
+        return try_library(package, newer_than)
+
+    monkeypatch.setattr(library_store, "try_library", theirs_dies)
+    monkeypatch.setattr(subprocess, "run", ending)
+    with pytest.raises(DeviceError, match=why):
+        library_store.verdict_on(tmp_path / "cache", folder)
+    assert not list(tmp_path.rglob("verdict*"))
+
+
+@linux
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGFPE"])
+@pytest.mark.parametrize("stage", [LOADING, COMPUTING])
+def test_a_crash_of_the_library_is_a_verdict(monkeypatch: pytest.MonkeyPatch, name: str, stage: str) -> None:
+    monkeypatch.setattr(subprocess, "run", Ending(-signal.Signals[name], FIRST, stage))
+    assert try_library(OURS.parent).refused == f"it crashed ({name}) while {stage}"
+
+
+def test_a_check_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_trial, "TRIAL_S", 0.001)
+    with pytest.raises(DeviceError, match="did not end within"):
+        try_library(OURS.parent)
 
 
 @linux
