@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from swarmnode.api.answers import refusal
-from swarmnode.api.byte_range import UnsatisfiableRangeError, is_fresh, parse_range
+from swarmnode.api.byte_range import is_fresh, parse_range
 from swarmnode.api.node_forms import is_model
 from swarmnode.config import Config
 from swarmnode.errors import UsageError
@@ -103,7 +103,7 @@ class ShardRoute:
         if "range" in headers and headers.get("if-range", shard.etag) == shard.etag:
             try:
                 wanted = parse_range(headers["range"], n_bytes)
-            except UnsatisfiableRangeError as error:
+            except UsageError as error:
                 missing = common | {"content-range": f"bytes */{n_bytes}"}
                 return refusal(416, str(error), code="range_not_satisfiable", headers=missing)
         if self.n_sending >= self._config.max_shards:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.api.byte_range import UnsatisfiableRangeError, is_fresh, parse_range
+from swarmnode.api.byte_range import is_fresh, parse_range
+from swarmnode.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_ranges(value: str, found: range | None) -> None:
     ],
 )
 def test_ranges_that_do_not_exist(value: str) -> None:
-    with pytest.raises(UnsatisfiableRangeError):
+    with pytest.raises(UsageError):
         parse_range(value, 100)
 
 
@@ -55,7 +56,7 @@ def test_ranges_that_do_not_exist(value: str) -> None:
 def test_a_range_lies_within_the_file(value: str, n_bytes: int) -> None:
     try:
         found = parse_range(value, n_bytes)
-    except UnsatisfiableRangeError:
+    except UsageError:
         return
     assert found is None or 0 <= found.start < found.stop <= n_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,23 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 def test_only_the_command_line_prints(path: Path) -> None:
     calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
     assert not any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_errors_grow_on_the_tree_of_errors_py(path: Path) -> None:
+    """No class stands on Python's own exceptions but SwarmError."""
+    own = {
+        name
+        for name, item in vars(builtins).items()
+        if isinstance(item, type) and issubclass(item, BaseException)
+    }
+    found = [
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id in own for base in node.bases)
+    ]
+    assert found == (["SwarmError"] if path.name == "errors.py" else [])
 
 
 def test_all_rooms_have_a_level() -> None:
