@@ -4,8 +4,9 @@
     cache/ggml/KEY/ggml/lib                     a link to the folder with the libraries
     cache/ggml/KEY/verdict.json                 what the check said
 
-KEY is a hash of path, size and modification time of the libraries, of the built-in ones and of ggml-python's files: any
-change of either means another check, and so does another machine (homes are shared, kernels differ with the CPU).
+KEY is PLACE-FACTS. FACTS is a hash of path, size and modification time of the libraries, of the built-in ones and of
+ggml-python's files: any change of either means another check. PLACE is a hash of the folders, of the machine (homes are
+shared, kernels differ with the CPU) and of the Python: entries of one place with other facts are of the past.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +29,12 @@ from swarmnode.errors import DeviceError, StoreError
 
 CHECK_VERSION = 1
 """Counts changes of the check: verdicts of an older one are not believed."""
+UNUSED_S = 86_400.0
+"""What nobody has started with for so long is removed: until then it may be another machine's, or be in the making."""
 
+_VERDICT, _VERDICT_NEWER = "verdict.json", "verdict-newer.json"
+_KEPT = ("ggml", _VERDICT, _VERDICT_NEWER)
+_GONE = "gone-"
 _BINDINGS = ("__init__.py", "ggml.py")
 _NEEDED = ("ggml", "ggml-base", "ggml-cpu")
 
@@ -94,11 +101,14 @@ def verdict_on(cache: Path, folder: Path, *, only_newer: bool = False) -> Verdic
     if not has_libraries(folder):
         missing = ", ".join(f"lib{name}" for name in _NEEDED if library_file(folder, name) is None)
         raise DeviceError(f"it does not hold {missing} as shared libraries")
-    kept = cache / _key(folder) / ("verdict-newer.json" if only_newer else "verdict.json")
+    kept = cache / _key(folder) / (_VERDICT_NEWER if only_newer else _VERDICT)
+    with suppress(OSError):  # it is not there yet
+        os.utime(kept.parent)  # in use
     verdict = _read(kept)
     if verdict is None:
         verdict = _check(package_of(cache, folder), only_newer)
         _write(kept, verdict)
+        _tidy(kept.parent, folder)
     if not verdict.refused:
         return verdict
     return replace(verdict, refused=f"{verdict.refused} (to check it again, delete {kept})")
@@ -128,8 +138,12 @@ def _key(folder: Path) -> str:
         facts = _facts(folder)
     except OSError as error:
         raise DeviceError(f"the libraries cannot be read: {error}") from error
-    everything = repr((CHECK_VERSION, platform.node(), sys.version_info[:2], facts))
-    return hashlib.sha256(everything.encode()).hexdigest()[:24]
+    place = (platform.node(), sys.version_info[:2], str(built_in_package()), str(folder))
+    return f"{_hash(place)[:12]}-{_hash((CHECK_VERSION, facts))[:24]}"
+
+
+def _hash(facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _facts(folder: Path) -> list[tuple[str, int, int]]:
@@ -156,3 +170,36 @@ def _write(path: Path, verdict: Verdict) -> None:
         draft.replace(path)
     except OSError as error:
         raise StoreError(f"{path} could not be written: {error}") from error
+
+
+def _tidy(entry: Path, folder: Path) -> None:
+    """Remove entries that this one replaces, and what processes left behind that died. What cannot be removed stays."""
+    with suppress(OSError):
+        now_s = (
+            entry.stat().st_mtime
+        )  # just written to; by the file system's clock, which may be another machine's
+        for path in [*entry.parent.iterdir(), *entry.iterdir()]:
+            with suppress(OSError):  # another process was faster
+                if _is_left_over(path, entry, folder, now_s - path.stat().st_mtime > UNUSED_S):
+                    _remove(path)
+
+
+def _is_left_over(path: Path, entry: Path, folder: Path, is_unused: bool) -> bool:
+    if path.parent == entry:
+        return is_unused and path.name not in _KEPT
+    if path == entry:
+        return False
+    if path.name.startswith(f"{entry.name.partition('-')[0]}-"):
+        return True
+    link = path / "ggml" / "lib"
+    return is_unused and (path.name.startswith(_GONE) or not link.exists() or link.samefile(folder))
+
+
+def _remove(path: Path) -> None:
+    """At once, for whoever looks: a node that starts finds a whole entry or none."""
+    gone = path.with_name(f"{_GONE}{path.name}-{os.getpid()}")
+    path.rename(gone)
+    if gone.is_dir():
+        shutil.rmtree(gone, ignore_errors=True)
+    else:
+        gone.unlink()

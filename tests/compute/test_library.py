@@ -6,6 +6,7 @@ import base64
 import ctypes
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -158,6 +159,78 @@ def test_what_does_not_fit_is_an_error_in_words(
     assert done.stdout == ""
     assert re.search(rf"^swarmnode: SWARMNODE_GGML_LIB={tmp_path}/other: .*({why})", done.stderr)
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def any_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check says yes without looking."""
+    monkeypatch.setattr(library_store, "try_library", lambda *_, **__: library_trial.Trial("1", numbers={}))
+
+
+def entry_of(cache: Path, folder: Path) -> Path:
+    """Of a library's package, as a node that starts makes it."""
+    library_store.verdict_on(cache, folder)
+    return library_store.package_of(cache, folder).parent
+
+
+def change(folder: Path) -> None:
+    path = library_file(folder, "ggml")
+    assert path is not None
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+def age(*paths: Path) -> None:
+    for path in paths:
+        os.utime(path, (1, path.stat().st_mtime - library_store.UNUSED_S - 60))
+
+
+@pytest.mark.usefixtures("any_passes")
+def test_a_changed_library_leaves_no_old_entry(tmp_path: Path) -> None:
+    folder, cache = copied(tmp_path / "other"), tmp_path / "cache"
+    unrelated = entry_of(cache, copied(tmp_path / "unrelated"))
+    age(unrelated)
+    for _ in range(3):
+        change(folder)
+        entry = entry_of(cache, folder)
+        assert set(cache.iterdir()) == {entry, unrelated}
+
+
+@pytest.mark.usefixtures("any_passes")
+def test_entries_of_other_machines_stay_until_they_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of two machines that share a home start by turns, and at once."""
+    folder, cache = copied(tmp_path / "other"), tmp_path / "cache"
+    machine = ""
+    monkeypatch.setattr(platform, "node", lambda: machine)
+    entries = {}
+    for machine in ("a", "b", "a"):
+        entries[machine] = entry_of(cache, folder)
+    assert set(cache.iterdir()) == set(entries.values())
+
+    age(*entries.values())
+    machine = "b"
+    entry_of(cache, folder)  # in use again
+    machine = "c"
+    entries["c"] = entry_of(cache, folder)
+    assert set(cache.iterdir()) == {entries["b"], entries["c"]}
+
+
+@pytest.mark.usefixtures("any_passes")
+def test_what_dead_processes_left_is_removed_and_what_others_make_is_not(tmp_path: Path) -> None:
+    folder, cache = copied(tmp_path / "other"), tmp_path / "cache"
+    entry = entry_of(cache, folder)
+    dead = [entry / "draft-dead", cache / "gone-dead-1", cache / "0123-without-a-package"]
+    live = [entry / "draft-live", cache / "0123-in-the-making"]
+    for path in dead + live:
+        path.mkdir()
+        (path / "ggml.py").write_text("")
+    (entry / "verdict.4711").write_text("{")
+    age(*dead, entry / "verdict.4711")
+    (entry / "verdict.json").unlink()
+    assert entry_of(cache, folder) == entry
+    assert {path.name for path in entry.iterdir()} == {"ggml", "verdict.json", "draft-live"}
+    assert set(cache.iterdir()) == {entry, live[1]}
 
 
 class Ending:
