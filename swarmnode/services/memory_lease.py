@@ -1,13 +1,15 @@
 """One account of memory for all workers of a machine: two of them must not both count on the same free RAM.
 
 A lease is an empty file whose name says how many bytes of which device, locked as long as its process lives; so a crash
-gives it back. The folder is the user's, whatever `--home` a node has.
+gives it back. The folder is the user's, whatever `--home` a node has, and the machine's: cache folders may be shared.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator
@@ -24,7 +26,8 @@ log = logging.getLogger(__name__)
 
 def lease_folder() -> Path:
     """Where this user's leases are on this machine."""
-    return platformdirs.user_cache_path("swarmnode", appauthor=False) / "memory"
+    machine = hashlib.sha256(platform.node().encode()).hexdigest()[:16]
+    return platformdirs.user_cache_path("swarmnode", appauthor=False) / "memory" / machine
 
 
 @contextmanager
@@ -34,20 +37,16 @@ def memory_lease(folder: Path, device: str, n_bytes: int, total_bytes: int) -> I
     Blocks for an instant. Raises BudgetError if leases of other processes leave less than that (what one process alone
     may ask for is for others to say). A folder that cannot be used costs a warning: the account is a help.
     """
+    taken: tuple[int, Path] | None = None
     try:
-        descriptor, path = _take(folder, device, n_bytes, total_bytes)
+        taken = _take(folder, device, n_bytes, total_bytes)
     except OSError as error:
         log.warning("%s: no account of this machine's memory is kept: %s", folder, error.strerror)
-        yield
-        return
     try:
         yield
     finally:
-        with suppress(
-            OSError
-        ):  # Windows deletes no open file; an unlocked lease is deleted by the next process
-            path.unlink()
-        os.close(descriptor)
+        if taken is not None:
+            _give_back(*taken)
 
 
 def _take(folder: Path, device: str, n_bytes: int, total_bytes: int) -> tuple[int, Path]:
@@ -63,6 +62,12 @@ def _take(folder: Path, device: str, n_bytes: int, total_bytes: int) -> tuple[in
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try_lock(descriptor)
         return descriptor, path
+
+
+def _give_back(descriptor: int, path: Path) -> None:
+    with suppress(OSError):  # Windows deletes no open file; an unlocked lease is deleted by the next process
+        path.unlink()
+    os.close(descriptor)
 
 
 @contextmanager

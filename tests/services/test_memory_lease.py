@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,19 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(
         assert "no account of this machine's memory" in caplog.text
 
 
+def test_errors_of_the_node_have_nothing_to_do_with_such_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KeyError) as caught, memory_lease(tmp_path / "file" / "memory", "CPU", 1, 2):
+        raise KeyError
+    assert caught.value.__context__ is None
+
+
 def test_the_folder_is_one_for_all_nodes_of_a_user() -> None:
     assert lease_folder() == lease_folder()
-    assert lease_folder().name == "memory"
+    assert lease_folder().parent.name == "memory"
+
+
+def test_machines_that_share_a_home_have_leases_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = lease_folder()
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert lease_folder() != here
