@@ -211,8 +211,14 @@ class Connection:
         """The peer's side of the stream ended. Without a bye that is an error: something may have been cut off."""
         if self.state is State.CLOSED:
             return []
+        reason = "the stream ended without a bye"
+        if self.state in HANDSHAKE_STATES:  # what an acceptor closes for without an answer
+            reason = (
+                "the stream ended in the handshake: is the node full, or of another secret or version "
+                f"(here: {PROTOCOL_VERSION})?"
+            )
         self._shut()
-        return [Ended("ended", "the stream ended without a bye", ConnectionLostError("the stream ended"))]
+        return [Ended("ended", reason, ConnectionLostError("the stream ended"))]
 
     def _receive_handshake(self, data: bytes | bytearray | memoryview) -> bytes:
         """Feed the handshake with messages of exactly the size it needs; returns what is behind it."""

@@ -7,8 +7,10 @@ import enum
 KIB = 1024
 MIB = 1024 * KIB
 
-PROTOCOL_NAME = b"swarmnode/1"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""Raised by every change that an older node would take for a malformed peer. 2: settings may list q8, and others."""
+PROTOCOL_NAME = b"swarmnode/%d" % PROTOCOL_VERSION
+"""First part of the prologue: whoever changes the version of a hello on its way changes the keys."""
 HELLO_MAGIC = b"SN"
 """The dialer's first bytes: magic, version (u8), connection class (u8). All integers on the wire are little-endian."""
 PRIVATE_HELLO_MAGIC = b"SP"

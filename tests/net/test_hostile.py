@@ -102,7 +102,7 @@ async def test_all_malformed_frames_leave_no_memory() -> None:
 GARBAGE = [
     b"",
     b"S",
-    b"SN\x01\x01" + bytes(31),
+    b"SN\x02\x01" + bytes(31),
     b"GET / HTTP/1.1\r\n\r\n",
     bytes(36),
     os.urandom(36),
@@ -388,7 +388,7 @@ async def rude_connection(transport: Transport, address: PeerAddress, number: in
     """One of: nothing said, half a hello, after the handshake, after a header, mid-body, after a good request."""
     if number % 6 < 2:
         stream = await transport.connect(address.host, address.port)
-        await stream.send_all(b"SN\x01"[: 3 * (number % 6)])
+        await stream.send_all(b"SN\x02"[: 3 * (number % 6)])
         await trio.aclose_forcefully(stream)
         return
     rude = await Rude.dial(transport, address, endpoint(10 + number % 50))

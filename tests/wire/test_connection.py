@@ -119,7 +119,15 @@ def test_a_list_of_allowed_nodes() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02", b"SSH-2.0-x", b"SN\x02\x01", b"SN\x01\x03", b"sn\x01\x01"],
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x03\x01\x02",
+        b"SSH-2.0-x",
+        b"SN\x01\x01",
+        b"SN\x03\x01",
+        b"SN\x02\x03",
+        b"sn\x02\x01",
+    ],
 )
 def test_other_protocols_and_versions_are_not_answered(data: bytes) -> None:
     other = Connection.acceptor(ACCEPTOR)
@@ -127,6 +135,21 @@ def test_other_protocols_and_versions_are_not_answered(data: bytes) -> None:
     assert isinstance(ended, Ended)
     assert isinstance(ended.error, HandshakeError)
     assert not other.has_data_to_send
+
+
+def test_nodes_of_another_version_part_at_the_hello() -> None:
+    """Before settings, which the older one would take for malformed."""
+    one, other = fresh_pair()
+    hello = bytearray(one.data_to_send(4096))
+    assert hello[:4].hex() == "534e0201", "version 2"
+    hello[2] = 1
+    (ended,) = other.receive_data(hello)
+    assert isinstance(ended, Ended)
+    assert str(ended.error) == "protocol version 1"
+    assert not other.has_data_to_send
+    (ended,) = one.receive_eof()
+    assert isinstance(ended, Ended)
+    assert "version (here: 2)" in ended.reason
 
 
 def test_a_replayed_dialer_gets_nowhere() -> None:
@@ -194,7 +217,7 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(step: int, n_rows: int) -
 
 
 def test_network_names_are_bounded_and_cannot_run_into_the_class() -> None:
-    assert prologue("a", ConnectionClass.LATENCY) == b"swarmnode/1\x01a\x01"
+    assert prologue("a", ConnectionClass.LATENCY) == b"swarmnode/2\x01a\x01"
     assert prologue("a\x01", ConnectionClass.BULK) != prologue("a", ConnectionClass.LATENCY)
     for name in ("", "é" * 33):
         with pytest.raises(UsageError, match="a network name has 1 to 64 bytes"):

@@ -100,7 +100,7 @@ def test_no_version_in_common() -> None:
     victim.state = State.SETTINGS
     header = msgpack.packb(
         {
-            "versions": [2, 3],
+            "versions": [1, 3],
             "agent": "",
             "roles": [],
             "encodings": [],
@@ -116,7 +116,7 @@ def test_no_version_in_common() -> None:
 def test_encodings_of_later_versions_are_no_error() -> None:
     newer, victim = open_pair()
     victim.state = State.SETTINGS
-    header = encode_header(Settings((1,), "", (), ("f32", "q4x"), 65_536, 1))
+    header = encode_header(Settings((c.PROTOCOL_VERSION,), "", (), ("f32", "q4x"), 65_536, 1))
     (opened,) = send_raw(newer, victim, notice(Settings.number, header))
     assert isinstance(opened, Opened)
     assert opened.settings.encodings == ("f32", "q4x")
@@ -125,7 +125,7 @@ def test_encodings_of_later_versions_are_no_error() -> None:
 def test_settings_without_the_common_encoding() -> None:
     rude, victim = open_pair()
     victim.state = State.SETTINGS
-    header = encode_header(Settings((1,), "", (), ("f16",), 65_536, 1))
+    header = encode_header(Settings((c.PROTOCOL_VERSION,), "", (), ("f16",), 65_536, 1))
     (ended,) = send_raw(rude, victim, notice(Settings.number, header))
     assert isinstance(ended, Ended)
     assert ended.code == "bad_field"
