@@ -21,6 +21,7 @@ from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Standing
 from swarmnode.services.remote_experts import EXACT, PendingLayer, WireForm
 from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
+from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire.messages import Experts, Message, Rows
 from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES
 
@@ -121,10 +122,15 @@ async def test_shares_are_sent_before_the_own_one_is_computed(
         add_local(pending, share)
 
     async with open_swarm(tiny_model, tmp_path) as swarm:
-        await swarm.join(ALL_BYTES // 2)
+        await swarm.join(ALL_BYTES)
+        # Which half the market would give it is chance; of whole layers there is nothing to compute here.
+        (worker,) = swarm.backbone.members.workers
+        halves = tuple(ExpertRange(layer, 0, 4) for layer in range(4))
+        swarm.backbone.members.announce(worker.peer, halves, worker.max_rows, worker.device)
         monkeypatch.setattr(Peer, "begin", noting_begin)
         monkeypatch.setattr(PendingLayer, "add_local", noting_add_local)
         await swarm.generate(PROMPT, 12)
+        assert worker.ranges == halves
     assert events.count("computed") > 8
     assert all(events[i - 1] == "sent" for i, event in enumerate(events) if event == "computed")
 
