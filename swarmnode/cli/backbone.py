@@ -66,7 +66,7 @@ from swarmnode.services.reports import (
     "--exact", is_flag=True, help="f32 rows, one row back per expert: bit-equal, up to 16 times the bytes."
 )
 @click.option(
-    "--q8", is_flag=True, help="8-bit rows to workers, half the bytes of f16: for K-quants as good on CPUs."
+    "--q8", is_flag=True, help="8-bit rows to workers, half of f16's bytes, as good for K-quants on CPUs."
 )
 @click.option(
     "--deadline-ms", type=click.IntRange(1, 60_000), help="Longest wait for one layer's remote rows."

@@ -134,6 +134,7 @@ async def run_backbone(
             nursery.start_soon(stop_on_signal, nursery.cancel_scope, goodbye)
             path = resolve_model(options.model, options.folders.models)
             with ModelIndex.open(path) as index:
+                options.form.check_width(index.n_embd)
                 await _serve_model(options, key, index, api_listener, goodbye, report, task_status)
 
 

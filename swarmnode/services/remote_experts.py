@@ -49,6 +49,15 @@ class WireForm:
     encoding: str = "f16"
     """Of the rows sent; the replies' follows from it (`ROW_ENCODINGS`)."""
 
+    def check_width(self, n_embd: int) -> None:
+        """UsageError if rows of this width are no whole number of the encoding's items."""
+        multiple = ROW_ENCODINGS[self.encoding].item_numbers
+        if n_embd % multiple:
+            raise UsageError(
+                f"{self.encoding} rows need an n_embd that is a multiple of {multiple}, and this model's is {n_embd}: "
+                f"start without --{self.encoding}"
+            )
+
     @property
     def exact(self) -> bool:
         """True when the reply is one row a pair, so that the sum is done here in k order."""
@@ -84,15 +93,19 @@ class _RowBytes:
 
     def __init__(self, call: ExpertCall) -> None:
         self.call = call
-        self._single: dict[str, tuple[str, memoryview]] = {}
+        self._single: dict[tuple[str, tuple[str, ...]], tuple[str, memoryview]] = {}
 
-    def encoded(self, share: Share, preferred: str) -> tuple[str, memoryview]:
-        """(encoding, bytes) of a share's rows: f32 if `preferred` cannot hold them."""
+    def encoded(self, share: Share, wanted: str, spoken: tuple[str, ...]) -> tuple[str, memoryview]:
+        """(encoding, bytes) of a share's rows for a peer that reads `spoken`: the wanted one or the next."""
         if len(self.call.rows) > 1:
-            return encode_rows_or_f32(share_rows(self.call, share), preferred)
-        if preferred not in self._single:
-            self._single[preferred] = encode_rows_or_f32(self.call.rows, preferred)
-        return self._single[preferred]
+            return _encoded(share_rows(self.call, share), wanted, spoken)
+        if (wanted, spoken) not in self._single:
+            self._single[wanted, spoken] = _encoded(self.call.rows, wanted, spoken)
+        return self._single[wanted, spoken]
+
+
+def _encoded(rows: F32, wanted: str, spoken: tuple[str, ...]) -> tuple[str, memoryview]:
+    return encode_rows_or_f32(rows, spoken_encoding(wanted, spoken), spoken)
 
 
 class PendingLayer:
@@ -301,8 +314,7 @@ class RemoteExperts:
     def _message(self, rows: _RowBytes, request: _Request) -> tuple[Experts, Body, TrafficClass]:
         call, share = rows.call, request.share
         weights = None if self._form.exact else share_weights(call, share)
-        preferred = spoken_encoding(self._form.encoding, request.worker.peer.settings.encodings)
-        encoding, data = rows.encoded(share, preferred)
+        encoding, data = rows.encoded(share, self._form.encoding, request.worker.peer.settings.encodings)
         body = (data, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
         message = Experts(
             model=self._model_id,

@@ -6,6 +6,7 @@ pairs named twice and numbers that are not finite before a single number is used
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from swarmnode.errors import BadReplyError, ProtocolError, RequestRefusedError, UsageError
 from swarmnode.wire import q8
 from swarmnode.wire.constants import (
+    ENCODINGS,
     MAX_BODY_BYTES,
     MAX_EMBD,
     MAX_EXPERT,
@@ -48,8 +50,17 @@ def fits_f16(rows: F32) -> bool:
     return rows.size == 0 or bool(rows.min() >= -MAX_F16 and rows.max() <= MAX_F16)
 
 
-def encode_rows_or_f32(rows: F32, preferred: str) -> tuple[str, memoryview]:
-    """(encoding, `encode_rows` in it): the preferred one, or `f32` for rows that it cannot hold."""
+def encode_rows_or_f32(
+    rows: F32, preferred: str, spoken: Collection[str] = ENCODINGS
+) -> tuple[str, memoryview]:
+    """(encoding, `encode_rows` in it): the preferred one, or for rows that it cannot hold the next that can.
+
+    For a width without whole blocks that is the encoding of its replies, if the peer reads it (`spoken`); for numbers
+    that are too large, or too small (in f16, a block too small for q8 would be zeros), it is `f32`.
+    """
+    item = ROW_ENCODINGS[preferred]
+    if rows.shape[1] % item.item_numbers and item.reply in spoken:
+        preferred = item.reply
     data = _encoded(rows, preferred)
     return ("f32", _flat(_contiguous(rows))) if data is None else (preferred, data)
 

@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.config import Config, DispatchConfig
-from swarmnode.errors import BudgetError, RequestRefusedError
+from swarmnode.config import Config, DispatchConfig, Folders
+from swarmnode.errors import BudgetError, RequestRefusedError, UsageError
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Asked, Body, Handler, Peer
+from swarmnode.node.backbone import BackboneOptions, run_backbone
 from swarmnode.schedule.dispatch import Share, plan_layer
 from swarmnode.services.account import Account
 from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Standing
 from swarmnode.services.remote_experts import EXACT, PendingLayer, WireForm
 from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
+from swarmnode.testing.tiny_gguf import write_tiny_gguf
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire.messages import Experts, Message, Rows
-from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES
+from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES, MODEL
 
 PROMPT = [5, 80, 33, 7, 120, 64, 11, 200]
 
@@ -353,6 +355,46 @@ async def test_a_busy_worker_is_not_punished(tiny_model: Path, tmp_path: Path) -
         await trio.sleep(60)
         assert member.standing is Standing.SERVING
         assert member.tally.late == 0
+
+
+async def test_q8_with_a_model_whose_rows_are_no_whole_blocks_ends_the_start(tmp_path: Path) -> None:
+    """Before the model is hashed and loaded: it would be f16, or f32, for all rows."""
+    options = BackboneOptions(
+        folders=Folders.under(tmp_path / "home"),
+        network="test",
+        listen=("127.0.0.1", 0),
+        model=str(write_tiny_gguf(tmp_path / "model.gguf", replace(MODEL, n_embd=320))),
+        api=("127.0.0.1", 0),
+        form=WireForm(encoding="q8"),
+    )
+    events: list[object] = []
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_backbone(options, events.append)
+    assert caught.group_contains(UsageError, match="multiple of 256.* is 320: start without --q8")
+    assert not events
+
+
+@pytest.mark.parametrize("encoding", ["f32", "f16", "q8"])
+async def test_rows_of_odd_widths_travel(tmp_path: Path, encoding: str) -> None:
+    model = write_tiny_gguf(tmp_path / "model.gguf", replace(MODEL, n_embd=320))
+    seen: set[str] = set()
+
+    def meddle(handler: Handler) -> Handler:
+        async def noting(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            assert isinstance(message, Experts)
+            seen.add(message.encoding)
+            return await handler(peer, message, body)
+
+        return noting
+
+    async with open_swarm(model, tmp_path, form=WireForm("partial", encoding)) as swarm:
+        alone, _ = await swarm.logits(PROMPT)
+        await swarm.join(2 * ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        seen.clear()
+        helped, account = await swarm.logits(PROMPT)
+    assert account.remote == account.pairs
+    np.testing.assert_allclose(helped, alone, atol=0.05)
+    assert seen == {"f16" if encoding == "q8" else encoding}
 
 
 @pytest.mark.parametrize("encoding", ["f16", "q8"])

@@ -1,4 +1,4 @@
-"""8-bit rows: ggml's own quants come through them, what does not fit goes as f32, and a peer's are bounded."""
+"""8-bit rows: ggml's own quants come through them, what does not fit goes wider, and a peer's are bounded."""
 
 from __future__ import annotations
 
@@ -116,9 +116,18 @@ def test_what_q8_cannot_hold_is_sent_as_f32(value: float, place: int) -> None:
         encode_rows(values, "q8")
 
 
-def test_other_widths_and_tiny_blocks_are_sent_as_f32() -> None:
-    assert encode_rows_or_f32(rows(2, 255), "q8")[0] == "f32"
-    assert encode_rows_or_f32(rows(2, 384), "q8")[0] == "f32"
+@pytest.mark.parametrize("n_embd", [255, 384, 2880])
+def test_other_widths_are_sent_as_f16(n_embd: int) -> None:
+    """Half the bytes of f32; f32 all the same for a peer that does not read f16, or numbers that are too large."""
+    values = rows(2, n_embd)
+    assert encode_rows_or_f32(values, "q8") == encode_rows_or_f32(values, "f16")
+    assert encode_rows_or_f32(values, "q8")[0] == "f16"
+    assert encode_rows_or_f32(values, "q8", ("f32", "q8"))[0] == "f32"
+    values[1, 7] = 65_505
+    assert encode_rows_or_f32(values, "q8")[0] == "f32"
+
+
+def test_tiny_blocks_are_sent_as_f32() -> None:
     assert encode_rows_or_f32(rows(2) * np.float32(1e-30), "q8")[0] == "f32"
     assert encode_rows_or_f32(np.zeros((2, 512), np.float32), "q8")[0] == "q8"
     assert encode_rows_or_f32(rows(2) * np.float32(1e-20), "q8")[0] == "q8"
