@@ -21,6 +21,9 @@ from swarmnode.weights.slices import ExpertRange, holdings_of
 
 log = logging.getLogger(__name__)
 
+MAX_RELIED_ON = 4096
+"""Node ids remembered, 32 bytes each. Keys cost nothing; with more of them every lie counts as a betrayal."""
+
 HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
 """Refusals that say nothing against a worker: it works, just not on this, or not now."""
 
@@ -39,7 +42,7 @@ class Standing(enum.Enum):
 
 @dataclass
 class Tally:
-    """What one worker did since it connected. Pairs are (row, expert) pairs."""
+    """What one worker did since it joined, for people to see. Pairs are (row, expert) pairs."""
 
     pairs: int = 0
     late: int = 0
@@ -90,8 +93,11 @@ class Members:
         self._routing = Routing()
         self._routed: tuple[Worker, ...] = ()
         self._stale = False
+        self._relied_on: set[NodeId] = set()
+        """Nodes whose rows were used since the last betrayal, connected or not."""
         self.n_betrayals = 0
-        """Times that a worker whose rows had been used was found to compute wrong numbers."""
+        """Times that a node whose rows had been used was found to compute wrong numbers. Whoever keeps what was made of
+        rows gives up all of it when this has grown."""
         self.on_change: Callable[[Worker, bool], None] | None = None
         """Told of every change of standing, and (True) when a worker has left."""
 
@@ -107,8 +113,9 @@ class Members:
     def announce(self, peer: Peer, ranges: tuple[ExpertRange, ...], max_rows: int, device: str) -> Worker:
         """Add a worker, or replace what it announced before.
 
-        Over the same connection it stays the same worker: rows on their way to it, and what comes of them, count for
-        it as before. Quarantine outlives connections too.
+        Over the same connection it stays the same worker, until it says that it leaves: rows on their way to it, and
+        what comes of them, count for it as before. Quarantine, and that rows of the node were used, outlive both
+        leaving and connections.
         """
         worker = self._workers.get(peer.node_id)
         if worker is not None and worker.peer is peer:
@@ -140,6 +147,13 @@ class Members:
         worker.answered_at_s = self._now()
         self._stale |= worker.standing is Standing.SERVING and worker not in self._routed
 
+    def computed(self, worker: Worker, n_pairs: int) -> None:
+        """The worker answered with rows, which are going to be used."""
+        worker.tally.pairs += n_pairs
+        if len(self._relied_on) < MAX_RELIED_ON:
+            self._relied_on.add(worker.node_id)
+        self.answered(worker)
+
     def probe_passed(self, worker: Worker) -> None:
         """The worker computed a probe correctly."""
         if worker.standing is not Standing.SERVING and not self.is_quarantined(worker):
@@ -166,7 +180,9 @@ class Members:
         """The worker's numbers are wrong: no rows for a while, whatever it does, whether it has reconnected or not."""
         log.warning("worker %s is quarantined: %s", worker.node_id.short, reason)
         worker.tally.bad_replies += 1
-        self.n_betrayals += worker.tally.pairs > 0
+        if worker.node_id in self._relied_on or len(self._relied_on) >= MAX_RELIED_ON:
+            self.n_betrayals += 1
+            self._relied_on.clear()  # what was made of anybody's rows until now is given up with it
         self._quarantined[worker.node_id] = (self._now() + self._config.quarantine_s, reason)
         self._set(self._workers.get(worker.node_id, worker), Standing.QUARANTINED, reason)
 

@@ -294,8 +294,7 @@ class RemoteExperts:
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
         pending.answers.append(_Answer(worker, request.share, values, audit))
         entry.pairs += len(request.share.flat)
-        worker.tally.pairs += len(request.share.flat)
-        self._members.answered(worker)
+        self._members.computed(worker, len(request.share.flat))
 
     async def _reply(self, rows: _RowBytes, request: _Request) -> F32:
         if request.asked is None:

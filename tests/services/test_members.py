@@ -39,9 +39,9 @@ def members(clock: Clock) -> Members:
     return Members(4, CONFIG, clock)
 
 
-def connection() -> Peer:
-    """Another connection of always the same node; the table asks it for nothing but the node's id."""
-    return cast(Peer, SimpleNamespace(node_id=NodeKey.from_seed(bytes(32)).node_id))
+def connection(number: int = 0) -> Peer:
+    """Another connection of a node; the table asks it for nothing but the node's id."""
+    return cast(Peer, SimpleNamespace(node_id=NodeKey.from_seed(bytes([number] * 32)).node_id))
 
 
 def serving(members: Members, peer: Peer) -> Worker:
@@ -85,7 +85,33 @@ def test_only_rows_that_were_used_make_a_betrayal(members: Members) -> None:
     worker = serving(members, connection())
     members.quarantine(worker, "failed its first probe")
     assert members.n_betrayals == 0
-    worker.tally.pairs += 1
+    members.computed(worker, 1)
+    members.quarantine(worker, "wrong numbers")
+    assert members.n_betrayals == 1
+    members.quarantine(worker, "wrong numbers")
+    assert members.n_betrayals == 1, "of these rows nothing is left"
+
+
+@pytest.mark.parametrize("way", ["says that it leaves", "reconnects"])
+def test_leaving_does_not_shed_the_past(members: Members, way: str) -> None:
+    members.computed(serving(members, peer := connection()), 500)
+    if way == "reconnects":
+        members.disconnected(peer)
+        peer = connection()
+    else:
+        members.leaving(peer)
+    worker = members.announce(peer, FEW, 64, "CPU")
+    members.quarantine(worker, "failed its first probe")
+    assert members.n_betrayals == 1
+
+
+def test_more_nodes_than_are_remembered_hide_no_betrayal(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmnode.services.members.MAX_RELIED_ON", 2)
+    for number in range(3):
+        worker = serving(members, connection(number))
+        members.computed(worker, 1)
     members.quarantine(worker, "wrong numbers")
     assert members.n_betrayals == 1
 
