@@ -2,6 +2,8 @@
 
 Attached is not serving: a worker gets rows only after it answered a probe correctly, and only while it has answered
 something within `DispatchConfig.fresh_s`. A missed deadline takes it out at once; a correct probe brings it back.
+The same holds for what it claims later: one of the new experts, drawn at random, has to be computed correctly before
+any of them gets rows. Meanwhile the others go on.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import enum
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from swarmnode.config import DispatchConfig
 from swarmnode.errors import RequestRefusedError
@@ -18,6 +21,9 @@ from swarmnode.net.peer import Peer
 from swarmnode.schedule.dispatch import Routing, build_routing
 from swarmnode.schedule.view import SwarmView, WorkerView
 from swarmnode.weights.slices import ExpertRange, holdings_of
+
+Holdings: TypeAlias = Mapping[int, frozenset[int]]
+"""Experts by layer."""
 
 log = logging.getLogger(__name__)
 
@@ -65,19 +71,31 @@ class Worker:
     answered_at_s: float = float("-inf")
     reason: str = ""
     tally: Tally = field(default_factory=Tally)
-    is_proven: bool = False
-    """Whether a probe was answered since it last claimed an expert that it had not claimed before."""
-    holdings: Mapping[int, frozenset[int]] = field(init=False)
+    holdings: Holdings = field(init=False)
+    """What it claims to hold."""
+    proven: Holdings = field(init=False, default_factory=dict)
+    """Of these, what it may be sent rows for."""
+    on_trial: Holdings = field(init=False, default_factory=dict)
+    """What the probe under way (one at a time) proves: what was unproven when it began, and was claimed ever since."""
 
     def __post_init__(self) -> None:
         self.holdings = holdings_of(self.ranges)
 
+    @property
+    def unproven(self) -> Holdings:
+        """What it claims and no probe has spoken for yet."""
+        rest = {layer: held - self.proven.get(layer, frozenset()) for layer, held in self.holdings.items()}
+        return {layer: held for layer, held in rest.items() if held}
+
     def update(self, ranges: tuple[ExpertRange, ...], max_rows: int, device: str) -> None:
-        """It announced anew over the same connection: other holdings, the same node with the same past."""
-        gained = any(not set(item.experts) <= self.holdings.get(item.layer, frozenset()) for item in ranges)
+        """It announced anew over the same connection: other holdings, the same node with the same past.
+
+        What it gave up and claims again later has to be proven again: it may have been loaded anew.
+        """
         self.ranges, self.max_rows, self.device = ranges, max_rows, device
         self.holdings = holdings_of(ranges)
-        self.is_proven = self.is_proven and not gained
+        self.proven = _common(self.proven, self.holdings)
+        self.on_trial = _common(self.on_trial, self.holdings)
 
 
 class Members:
@@ -154,13 +172,22 @@ class Members:
             self._relied_on.add(worker.node_id)
         self.answered(worker)
 
+    def probe_begins(self, worker: Worker) -> Holdings:
+        """The worker is about to be probed, with one of these experts: of what is unproven, if anything is."""
+        worker.on_trial = worker.unproven
+        return worker.on_trial or worker.holdings
+
     def probe_passed(self, worker: Worker) -> None:
-        """The worker computed a probe correctly."""
-        if worker.standing is not Standing.SERVING and not self.is_quarantined(worker):
-            self._set(worker, Standing.SERVING, "")
-            log.info("worker %s serves %d experts", worker.node_id.short, _count(worker.ranges))
-        worker.is_proven = True
+        """The worker computed correctly what it was asked since `probe_begins`."""
         self.answered(worker)
+        if self.is_quarantined(worker):
+            return
+        if worker.on_trial:
+            worker.proven, worker.on_trial = _union(worker.proven, worker.on_trial), {}
+            self._stale |= worker in self._routed
+        if worker.standing is not Standing.SERVING:
+            self._set(worker, Standing.SERVING, "")
+            log.info("worker %s serves %d experts", worker.node_id.short, _count(worker.proven))
 
     def refused(self, worker: Worker, refusal: RequestRefusedError) -> None:
         """The worker said no: a miss, unless the reason says nothing against it."""
@@ -184,7 +211,9 @@ class Members:
             self.n_betrayals += 1
             self._relied_on.clear()  # what was made of anybody's rows until now is given up with it
         self._quarantined[worker.node_id] = (self._now() + self._config.quarantine_s, reason)
-        self._set(self._workers.get(worker.node_id, worker), Standing.QUARANTINED, reason)
+        known = self._workers.get(worker.node_id, worker)
+        known.proven = known.on_trial = {}
+        self._set(known, Standing.QUARANTINED, reason)
 
     def is_quarantined(self, worker: Worker) -> bool:
         """Whether its node computed wrong numbers within the last `DispatchConfig.quarantine_s`."""
@@ -211,10 +240,18 @@ class Members:
             for worker in self._workers.values()
             if worker.standing is Standing.SERVING and worker.answered_at_s >= horizon_s
         )
-        views = tuple(WorkerView(w.node_id, w.holdings, w.max_rows) for w in self._routed)
+        views = tuple(WorkerView(w.node_id, w.proven, w.max_rows) for w in self._routed)
         self._routing = build_routing(SwarmView(views), self._n_expert)
         self._stale = False
 
 
-def _count(ranges: tuple[ExpertRange, ...]) -> int:
-    return sum(item.count for item in ranges)
+def _common(a: Holdings, b: Holdings) -> Holdings:
+    return {layer: held for layer in a.keys() & b.keys() if (held := a[layer] & b[layer])}
+
+
+def _union(a: Holdings, b: Holdings) -> Holdings:
+    return {layer: a.get(layer, frozenset()) | b.get(layer, frozenset()) for layer in a.keys() | b.keys()}
+
+
+def _count(holdings: Holdings) -> int:
+    return sum(len(held) for held in holdings.values())

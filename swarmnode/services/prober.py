@@ -1,7 +1,7 @@
 """Asks each worker to compute one row now and then, and checks the answer against the local replica.
 
 A probe is real work: it proves that the worker computes, holds what it claims, and computes it right. It decides
-whether a worker gets rows at all (services/members.py).
+whether a worker gets rows at all, and for which of its experts (services/members.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from swarmnode.identity import NodeId
 from swarmnode.services.forward import rows_agree
 from swarmnode.services.members import Members, Standing, Worker
 from swarmnode.services.runners import Runner
+from swarmnode.weights.slices import ranges_of
 from swarmnode.wire.messages import Experts, Rows
 from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted
 
@@ -51,7 +52,7 @@ class Prober:
         One watcher a node, however often it announces. A node whose probes fail cannot shorten its pause this way.
         """
         if worker.node_id in self._watched:
-            if worker.standing in (Standing.ATTACHED, Standing.SERVING) and not worker.is_proven:
+            if worker.standing in (Standing.ATTACHED, Standing.SERVING) and worker.unproven:
                 self._watched[worker.node_id].set()
         elif len(self._watched) < MAX_WATCHED:
             self._watched[worker.node_id] = trio.Event()
@@ -84,7 +85,8 @@ class Prober:
     async def _look(self, worker: Worker) -> bool:
         """Probe the worker if it is due; False if that failed. What it makes us raise ends its connection only."""
         idle_s = trio.current_time() - worker.answered_at_s
-        if worker.standing is Standing.SERVING and worker.is_proven and idle_s < self.config.probe_interval_s:
+        is_due = idle_s >= self.config.probe_interval_s or worker.standing is not Standing.SERVING
+        if not is_due and not worker.unproven:
             return True
         if self.members.is_quarantined(worker):
             return False
@@ -96,8 +98,13 @@ class Prober:
             return False
 
     async def _probe(self, worker: Worker) -> bool:
-        """One row through one expert the worker claims; True when the answer came and is right."""
-        item = worker.ranges[int(self.rng.integers(len(worker.ranges)))]
+        """One row through one expert the worker claims; True when the answer came and is right.
+
+        Out of all that is unproven one expert speaks for the rest. A probe for each would cost the backbone the
+        reading of every expert that is claimed; what a worker holds was hashed and tested there, and audits go on.
+        """
+        ranges = ranges_of(self.members.probe_begins(worker))
+        item = ranges[int(self.rng.integers(len(ranges)))]
         expert = int(self.rng.integers(item.first, item.stop))
         row = self.rng.standard_normal((1, self.n_embd), np.float32)
         pair_row, pair_expert = np.zeros(1, np.int32), np.full(1, expert, np.int32)

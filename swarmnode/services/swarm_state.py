@@ -42,12 +42,12 @@ class SwarmState:
         }
 
     def coverage(self) -> tuple[int, int]:
-        """Experts that some serving worker holds, and all routed experts."""
+        """Experts for which some worker gets rows, and all routed experts."""
         covered = {
             (layer, expert)
             for worker in self.members.workers
             if worker.standing is Standing.SERVING
-            for layer, experts in worker.holdings.items()
+            for layer, experts in worker.proven.items()
             for expert in experts
         }
         return len(covered), self.manifest.n_expert * len(self.manifest.layers)

@@ -164,10 +164,10 @@ class Swarm:
             await worker.service.aclose()
 
     def serving(self) -> Mapping[object, frozenset[tuple[int, int]]]:
-        """Node ids that get rows now, with the (layer, expert) pairs they hold."""
+        """Node ids that get rows now, with the (layer, expert) pairs they get them for."""
         return {
             worker.node_id: frozenset(
-                (layer, expert) for layer, experts in worker.holdings.items() for expert in experts
+                (layer, expert) for layer, experts in worker.proven.items() for expert in experts
             )
             for worker in self.backbone.members.workers
             if worker.standing is Standing.SERVING

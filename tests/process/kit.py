@@ -85,7 +85,7 @@ class RealSwarm:
             len(experts)
             for worker in self.backbone.members.workers
             if worker.node_id.short == short and worker.standing is Standing.SERVING
-            for experts in worker.holdings.values()
+            for experts in worker.proven.values()
         )
 
     @property

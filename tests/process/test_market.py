@@ -29,11 +29,9 @@ async def start_worker(swarm: RealSwarm, name: str, budget_bytes: int, bootstrap
 
 
 def replicas(swarm: RealSwarm) -> list[int]:
-    """How many serving workers hold each expert of the model."""
+    """How many workers get rows for each expert of the model."""
     manifest = swarm.backbone.manifest
-    held = [
-        worker.holdings for worker in swarm.backbone.members.workers if worker.standing is Standing.SERVING
-    ]
+    held = [worker.proven for worker in swarm.backbone.members.workers if worker.standing is Standing.SERVING]
     return [
         sum(expert in holdings.get(layer, frozenset()) for holdings in held)
         for layer in manifest.layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 
 from swarmnode.config import DispatchConfig
@@ -47,19 +48,57 @@ def connection(number: int = 0) -> Peer:
 def serving(members: Members, peer: Peer) -> Worker:
     """A worker that has announced and answered a probe."""
     worker = members.announce(peer, FEW, 64, "CPU")
-    members.probe_passed(worker)
+    pass_a_probe(members, worker)
     return worker
+
+
+def pass_a_probe(members: Members, worker: Worker) -> None:
+    members.probe_begins(worker)
+    members.probe_passed(worker)
+
+
+def routed_experts(members: Members) -> list[int]:
+    """Of layer 0."""
+    owners = members.routing()[0].owners.get(0, np.array([]))
+    return [int(expert) for expert in np.flatnonzero(owners >= 0)]
 
 
 def test_a_new_announcement_leaves_a_serving_worker_in_routing(members: Members) -> None:
     worker = serving(members, peer := connection())
     members.announce(peer, MORE, 64, "CPU")
-    _, routed = members.routing()
-    assert [item.holdings for item in routed] == [{0: frozenset({0, 1, 2})}]
-    assert not worker.is_proven, "what it claims anew is still to be probed"
+    assert members.routing()[1] == (worker,)
+    assert routed_experts(members) == [0, 1], "what it claims anew is still to be probed"
+    assert members.probe_begins(worker) == {0: {2}}
     members.probe_passed(worker)
+    assert routed_experts(members) == [0, 1, 2]
     members.announce(peer, FEW, 64, "CPU")
-    assert worker.is_proven
+    assert not worker.unproven
+    assert routed_experts(members) == [0, 1]
+
+
+def test_what_was_given_up_is_proven_again(members: Members) -> None:
+    worker = serving(members, peer := connection())
+    for ranges in ((ExpertRange(0, 0, 1),), FEW):
+        members.announce(peer, ranges, 64, "CPU")
+    assert worker.unproven == {0: {1}}
+    assert routed_experts(members) == [0]
+
+
+def test_a_probe_says_nothing_of_what_was_claimed_after_it_began(members: Members) -> None:
+    worker = members.announce(peer := connection(), (ExpertRange(0, 0, 3),), 64, "CPU")
+    members.probe_begins(worker)
+    for ranges in ((ExpertRange(0, 0, 2),), (ExpertRange(0, 0, 4),)):
+        members.announce(peer, ranges, 64, "CPU")
+    members.probe_passed(worker)
+    assert worker.unproven == {0: {2, 3}}, "2 was given up meanwhile"
+    assert routed_experts(members) == [0, 1]
+
+
+def test_wrong_numbers_unprove_everything(members: Members, clock: Clock) -> None:
+    worker = serving(members, connection())
+    members.quarantine(worker, "wrong numbers")
+    clock.now_s = CONFIG.quarantine_s
+    assert members.probe_begins(worker) == worker.unproven == {0: {0, 1}}
 
 
 def test_a_deadline_missed_across_an_announcement_counts(members: Members) -> None:
@@ -120,8 +159,8 @@ def test_quarantine_ends_with_its_time_and_a_right_answer(members: Members, cloc
     worker = serving(members, peer := connection())
     members.quarantine(worker, "wrong numbers")
     members.announce(peer, MORE, 64, "CPU")
-    members.probe_passed(worker)  # of a probe that was under way
+    pass_a_probe(members, worker)
     assert members.routing()[1] == ()
     clock.now_s = CONFIG.quarantine_s
-    members.probe_passed(worker)
+    pass_a_probe(members, worker)
     assert members.routing()[1] == (worker,)
