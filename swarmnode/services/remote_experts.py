@@ -242,15 +242,20 @@ class RemoteExperts:
     def _pieces(self, layer: RemoteLayer, workers: tuple[Worker, ...]) -> Iterator[tuple[int, Share, float]]:
         """Each worker's share, in pieces that it takes, with the deadline of the whole share in seconds."""
         for index, share in layer.plan.remote:
-            deadline_s = self._deadline_s(layer.call, share)
-            for piece in split_share(share, layer.call.ids, workers[index].max_rows):
+            worker = workers[index]
+            deadline_s = self._deadline_s(layer.call, share, self._spoken(worker))
+            for piece in split_share(share, layer.call.ids, worker.max_rows):
                 yield index, piece, deadline_s
 
-    def _deadline_s(self, call: ExpertCall, share: Share) -> float:
+    def _spoken(self, worker: Worker) -> str:
+        """The encoding of rows sent to this worker, where it can hold them."""
+        return spoken_encoding(self._form.encoding, worker.peer.settings.encodings)
+
+    def _deadline_s(self, call: ExpertCall, share: Share, encoding: str) -> float:
         n_rows, n_embd = len(share.rows), call.rows.shape[1]
         reply_rows = len(share.flat) if self._form.exact else n_rows
-        sent_bytes = n_rows * row_bytes(self._form.encoding, n_embd)
-        reply_bytes = reply_rows * row_bytes(ROW_ENCODINGS[self._form.encoding].reply, n_embd)
+        sent_bytes = n_rows * row_bytes(encoding, n_embd)
+        reply_bytes = reply_rows * row_bytes(ROW_ENCODINGS[encoding].reply, n_embd)
         return self._config.share_deadline_s(len(share.flat), sent_bytes + reply_bytes)
 
     def _begin(self, rows: _RowBytes, request: _Request) -> None:
