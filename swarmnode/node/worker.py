@@ -6,7 +6,7 @@ Imports nothing of the extra `backbone`: a phone installs only what a worker nee
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -156,7 +156,7 @@ def assemble_worker(
     transport: Transport,
     report: Callable[[JoinEvent], None],
     threads: Runner,
-    handlers: dict[type[Message], Handler] | None = None,
+    handlers: MutableMapping[type[Message], Handler] | None = None,
 ) -> Worker:
     """Wire the services; nothing runs yet. `handlers`: where they are put (a test's may wrap them). StoreError."""
     endpoint = endpoint_of(options, key, "worker")

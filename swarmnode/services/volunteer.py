@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 
 import trio
 
@@ -45,7 +45,7 @@ class VolunteerService:
         builder: ResidenceBuilder,
         open_market: OpenMarket,
         publish: Publish,
-        handlers: dict[type[Message], Handler] | None = None,
+        handlers: MutableMapping[type[Message], Handler] | None = None,
     ) -> None:
         """`publish`: what our record says we hold. `handlers`: where to put the handlers once there is something to
         serve (a test's may wrap them)."""
@@ -64,7 +64,7 @@ class VolunteerService:
         """Set, and replaced, when other ranges are served than before."""
         self._unsuitable: dict[bytes, str] = {}
         """Why models are none for this machine, by id."""
-        self._handlers: dict[type[Message], Handler] = {} if handlers is None else handlers
+        self._handlers: MutableMapping[type[Message], Handler] = {} if handlers is None else handlers
         self._own_handlers: set[type[Message]] = set()
         self._seq = 0
         self._is_leaving = False
@@ -72,7 +72,7 @@ class VolunteerService:
         self._failure: LocalError | None = None
 
     @property
-    def handlers(self) -> dict[type[Message], Handler]:
+    def handlers(self) -> Mapping[type[Message], Handler]:
         """For every peer of this worker; experts requests are answered once the experts are tested."""
         return self._handlers
 

@@ -10,7 +10,7 @@ Deterministic under a mock clock: compute takes no virtual time, the network tak
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,20 +47,29 @@ Meddle = Callable[[Handler], Handler]
 """Wraps a worker's handler for `experts` requests, to make it late, silent or lying."""
 
 
-class MeddledHandlers(dict[type[Message], Handler]):
-    """A worker's handlers; those that the service adds later are wrapped too."""
+class MeddledHandlers(MutableMapping[type[Message], Handler]):
+    """A worker's handlers, as the service puts them there. That of one message is wrapped whenever it is looked up."""
 
     def __init__(self, message: type[Message], meddle: Meddle) -> None:
-        super().__init__()
+        self._handlers: dict[type[Message], Handler] = {}
         self._message = message
         self._meddle = meddle
 
-    def get(self, key: type[Message], default: Handler | None = None) -> Handler | None:  # type: ignore[override]
-        """The wrapped handler for the message that is meddled with, any other as it is."""
-        handler = super().get(key, default)
-        if handler is not None and key is self._message:
-            return self._meddle(handler)
-        return handler
+    def __getitem__(self, key: type[Message]) -> Handler:
+        handler = self._handlers[key]
+        return self._meddle(handler) if key is self._message else handler
+
+    def __setitem__(self, key: type[Message], handler: Handler) -> None:
+        self._handlers[key] = handler
+
+    def __delitem__(self, key: type[Message]) -> None:
+        del self._handlers[key]
+
+    def __iter__(self) -> Iterator[type[Message]]:
+        return iter(self._handlers)
+
+    def __len__(self) -> int:
+        return len(self._handlers)
 
 
 @dataclass
@@ -111,7 +120,7 @@ class Swarm:
         *,
         name: str | None = None,
         key: NodeKey | None = None,
-        handlers: dict[type[Message], Handler] | None = None,
+        handlers: MutableMapping[type[Message], Handler] | None = None,
         bootstrap: tuple[PeerAddress, ...] | None = None,
         wait: bool = True,
     ) -> SwarmWorker:
