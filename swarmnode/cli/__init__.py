@@ -18,6 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 VERBS = {
     "backbone": "Serve a model: dense path, gate and the fallback replica of every expert.",
+    "bench": "Measure this machine, alone and with workers at an emulated RTT.",
     "demo": "Run a whole swarm on this machine and check that its answer is right.",
     "doctor": "Say what this machine can do and what is wrong with it.",
     "generate": "Continue a prompt with a running backbone.",
