@@ -181,7 +181,6 @@ async def _measure(plan: Plan, folder: Path) -> Figures:
             if set(plan.sections) - {"kernels"}:
                 # Here, because kernels are measured on a worker's machine, too, which has no extra `backbone`.
                 await _needing_backbone()(plan, folder, index, gate, device, figures)
-            figures.contended = device.governor.contended
     return figures
 
 
@@ -207,4 +206,6 @@ def _machine(plan: Plan, index: ModelIndex, device: Device) -> Machine:
         rounds=plan.rounds,
         prompt_tokens=plan.prompt_tokens,
         decode_tokens=plan.decode_tokens,
+        cores=os.cpu_count() or 1,
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )

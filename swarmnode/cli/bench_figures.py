@@ -11,6 +11,9 @@ from typing import Any
 from swarmnode.config import Config
 from swarmnode.services.account import Account
 
+QUIET_LOAD = 0.2
+"""Of each core: a neighbour that takes a fifth of one can cost a program most of its speed (benchmarks/README.md)."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -90,6 +93,9 @@ class Machine:
     rounds: int
     prompt_tokens: int
     decode_tokens: int
+    cores: int
+    load: float | None
+    """Processes that wanted a core in the minute before; None where the system does not say."""
 
 
 @dataclass
@@ -101,8 +107,11 @@ class Figures:
     prefill: list[TokenFigure] = field(default_factory=list)
     decode: list[TokenFigure] = field(default_factory=list)
     swarm: list[TokenFigure] = field(default_factory=list)
-    contended: bool = False
-    """Whether other programs had taken the cores when it ended (compute/governor)."""
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether other programs used the machine: threads of a graph meet after every operation, and all wait."""
+        return self.machine.load is not None and self.machine.load > QUIET_LOAD * self.machine.cores
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -173,9 +182,9 @@ def lines_of(figures: Figures) -> Iterator[str]:
             yield ""
             yield title
             yield from _token_lines(rows)
-    if figures.contended:
+    if figures.is_noisy:
         yield ""
-        yield "NOISY: other programs had taken the cores at the end; these figures say little"
+        yield f"NOISY: a load of {machine.load:.1f} on {machine.cores} cores before; these figures say little"
 
 
 def _kernel_lines(rows: Sequence[KernelFigure]) -> Iterator[str]:

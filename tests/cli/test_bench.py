@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ MACHINE = Machine(
     rounds=3,
     prompt_tokens=128,
     decode_tokens=32,
+    cores=2,
+    load=0.1,
 )
 
 
@@ -151,10 +154,10 @@ def test_every_speed_stands_beside_its_conditions() -> None:
 def test_late_pairs_and_noise_are_said() -> None:
     noisy = figures()
     noisy.swarm.append(token_figure([sample(1.0, 10, fallback=3)], 4, workers=2, rtt_ms=0.0))
-    noisy.contended = True
+    noisy.machine = replace(MACHINE, load=3.0)
     text = "\n".join(lines_of(noisy))
     assert "3 pairs came too late" in text
-    assert "NOISY" in text
+    assert "NOISY: a load of 3.0 on 2 cores" in text
 
 
 def test_json_has_every_field() -> None:
