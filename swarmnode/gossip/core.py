@@ -46,10 +46,11 @@ from swarmnode.wire.messages import (
 UPKEEP_S = 1.0
 """How often links and comparisons are looked at."""
 DIGEST_WORK = 32.0
-"""What a comparison counts for among the messages of a peer, for every DIGEST_RECORDS records that are hashed."""
+"""What a comparison counts for among the messages of a peer: DIGEST_WORK * (1 + records here / DIGEST_RECORDS)."""
 DIGEST_RECORDS = 4096
-MAX_DIGEST_SHARE = 0.5
-"""Of a peer's burst: a comparison of a full table (0.2 s) is never refused to who has long been quiet."""
+QUIET_SHARE = 0.5
+"""Of a peer's burst: who has saved so much is not refused, whatever the request costs (a comparison of a full table:
+0.2 s). What it costs beyond is owed, and nothing is answered meanwhile."""
 IDS_A_WORK = 64.0
 RECORDS_A_WORK = 32.0
 
@@ -263,17 +264,27 @@ class GossipCore:
         return Refused("unsupported", "no gossip", 0), b""
 
     def _has_time(self, peer: Peer, work: float, now_s: float) -> bool:
-        """Whether the peer's request may be answered. When all together ask for too much, each has an even share."""
-        if self._work.take(work, now_s):
-            return peer.work.take(work, now_s)
+        """Whether the peer's request may be answered. When all together ask for too much, each has an even share.
+
+        The peer's own bucket is asked first: what is refused takes nothing from others.
+        """
         config = self._config
-        share = config.all_work_per_s / (config.work_per_s * len(self._overlay))
-        return peer.work.take(work / min(1.0, share), now_s)
+        quiet = QUIET_SHARE * config.work_burst
+        left = peer.work.left(now_s)
+        if left < min(work, quiet):
+            return False
+        cost = work
+        if not self._work.take(work, now_s):
+            share = config.all_work_per_s / (config.work_per_s * len(self._overlay))
+            cost = work / min(1.0, share)
+            if left < min(cost, quiet):
+                return False
+        peer.work.spend(cost, now_s)
+        return True
 
     def _work_of(self, message: Message, body_bytes: int) -> float:
         if isinstance(message, GossipDigest):
-            work = DIGEST_WORK * (1.0 + len(self.table) / DIGEST_RECORDS)
-            return min(work, max(DIGEST_WORK, MAX_DIGEST_SHARE * self._config.work_burst))
+            return DIGEST_WORK * (1.0 + len(self.table) / DIGEST_RECORDS)
         if isinstance(message, GossipWant):
             return 1.0 + body_bytes / c.GOSSIP_ID_BYTES / RECORDS_A_WORK
         return 1.0 + body_bytes / c.GOSSIP_OFFER_BYTES / IDS_A_WORK

@@ -59,7 +59,7 @@ class TokenBucket:
         self._then_s = now_s
 
     def left(self, now_s: float) -> float:
-        """Tokens there are. A clock that runs backwards gives none."""
+        """Tokens there are, below 0 if some are owed. A clock that runs backwards gives none."""
         if now_s > self._then_s:
             self._left = min(self._burst, self._left + (now_s - self._then_s) * self._per_s)
         self._then_s = now_s
@@ -71,3 +71,7 @@ class TokenBucket:
             return False
         self._left -= n
         return True
+
+    def spend(self, n: float, now_s: float) -> None:
+        """Take `n` tokens, if there are as many or not."""
+        self._left = self.left(now_s) - n

@@ -6,15 +6,24 @@ import pytest
 
 from swarmnode.config import GossipConfig
 from swarmnode.gossip.bodies import pack_offers
-from swarmnode.gossip.core import GossipCore
+from swarmnode.gossip.core import DIGEST_RECORDS, DIGEST_WORK, GossipCore
 from swarmnode.identity import NodeId, NodeKey
-from swarmnode.wire.messages import GossipDifferences, GossipDigest, GossipHave, GossipRecords, GossipWant, Ok
+from swarmnode.wire.messages import (
+    GossipDifferences,
+    GossipDigest,
+    GossipHave,
+    GossipRecords,
+    GossipWant,
+    Message,
+    Refused,
+)
 
 from .samples import CONFIG, record_of
 from .test_core import core_of
 
 FLOODERS = [NodeKey.from_seed(bytes([1, number]) * 16).node_id for number in range(64)]
 HONEST = NodeKey.from_seed(bytes([2]) * 32).node_id
+DIGEST = GossipDigest(bytes(8), "all", (), (), ())
 
 
 def offer_ids(core: GossipCore, peer: NodeId, first: int, now_s: float) -> None:
@@ -30,6 +39,21 @@ def wanted_of(core: GossipCore, now_s: float) -> dict[NodeId, int]:
             wanted[sent.peer] = wanted.get(sent.peer, 0) + len(sent.body) // 8
             core.receive_untrusted(sent, GossipRecords(), b"", now_s)
     return wanted
+
+
+def is_answered(core: GossipCore, peer: NodeId, message: Message, now_s: float) -> bool:
+    """Whether a small message of the peer gets another answer than `busy`."""
+    body = bytes(512) if isinstance(message, GossipDigest) else pack_offers([(bytes(8), 0)])
+    reply, _ = core.answer_untrusted(peer, message, body, now_s)
+    return not isinstance(reply, Refused)
+
+
+def asks(core: GossipCore, peer: NodeId, now_s: float, n_digests: int, n_haves: int) -> int:
+    """A flooder's turn; how many of its comparisons were answered."""
+    answered = sum(is_answered(core, peer, DIGEST, now_s) for _ in range(n_digests))
+    for _ in range(n_haves):
+        is_answered(core, peer, GossipHave(), now_s)
+    return answered
 
 
 def test_many_connections_get_no_more_records_checked_than_a_node_has_time_for() -> None:
@@ -67,16 +91,48 @@ def test_many_connections_get_no_more_answers_than_a_node_has_time_for() -> None
     core = core_of(config=CONFIG)
     for peer in (*FLOODERS, HONEST):
         core.connected(peer, 0.0)
-    digest = GossipDigest(bytes(8), "all", (), (), ())
     answered = 0
     for second in range(60):
         for flooder in FLOODERS:
-            for _ in range(4):
-                reply, _ = core.answer_untrusted(flooder, digest, bytes(512), float(second))
-                answered += isinstance(reply, GossipDifferences)
+            answered += asks(core, flooder, float(second), n_digests=4, n_haves=16)
     assert answered * 32 <= len(FLOODERS) * CONFIG.work_burst + 2 * 60 * CONFIG.all_work_per_s
-    reply, _ = core.answer_untrusted(HONEST, GossipHave(), pack_offers([(bytes(8), 0)]), 60.0)
-    assert isinstance(reply, Ok), "who asked little is still answered"
+    assert core._work.left(59.0) < 1, "nothing is left for anybody at this moment"
+    assert is_answered(core, HONEST, GossipHave(), 59.0), "who asked little is still answered"
+    assert is_answered(core, HONEST, DIGEST, 59.0)
+
+
+def test_a_comparison_is_answered_to_who_was_quiet_and_its_cost_is_owed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a table of 20,000 it costs an even share of 65 peers 190 s: more than anybody may save."""
+    core = core_of(config=CONFIG)
+    monkeypatch.setattr(type(core.table), "__len__", lambda table: 20_000)
+    for peer in (*FLOODERS, HONEST):
+        core.connected(peer, 0.0)
+    answered = 0
+    for second in range(120):
+        for flooder in FLOODERS:
+            answered += asks(core, flooder, float(second), n_digests=4, n_haves=16)
+    assert core._work.left(119.0) < 1
+    assert is_answered(core, HONEST, DIGEST, 119.0)
+    cost = DIGEST_WORK * (1 + 20_000 / DIGEST_RECORDS)
+    at_first = CONFIG.all_work_burst // cost + len(FLOODERS)
+    assert answered <= at_first + 2 * 120 * CONFIG.all_work_per_s / cost
+    assert not is_answered(core, HONEST, DIGEST, 123.0), "four seconds have not paid for it"
+
+
+def test_one_flooder_takes_nothing_from_others() -> None:
+    """What is refused must not have been taken from what is there for all."""
+    core = core_of(config=CONFIG)
+    for peer in (*FLOODERS, HONEST):
+        core.connected(peer, 0.0)
+    answered = 0
+    for tick in range(600):
+        now_s = tick / 10
+        asks(core, FLOODERS[0], now_s, n_digests=4, n_haves=40)
+        answered += sum(is_answered(core, HONEST, GossipHave(), now_s) for _ in range(2))
+    assert answered == 1200
+    assert is_answered(core, FLOODERS[1], DIGEST, 60.0)
 
 
 @pytest.mark.parametrize(("n_records", "answered"), [(0, 16), (2048, 10)])
@@ -86,8 +142,7 @@ def test_a_comparison_counts_for_what_it_costs(n_records: int, answered: int) ->
     core.connected(HONEST, 0.0)
     for number in range(n_records):
         core.table.offer(record_of(number + 1), 0.0)
-    digest = GossipDigest(bytes(8), "all", (), (), ())
-    replies = [core.answer_untrusted(HONEST, digest, bytes(512), 0.0)[0] for _ in range(32)]
+    replies = [core.answer_untrusted(HONEST, DIGEST, bytes(512), 0.0)[0] for _ in range(32)]
     assert sum(isinstance(reply, GossipDifferences) for reply in replies) == answered
 
 
