@@ -174,6 +174,7 @@ class GossipCore:
             return
         known = self._overlay.add(peer, now_s)
         known.sync_s = now_s + self._config.first_sync_s * self._rng.random()
+        self._trim_offers()
         self.table.pin(peer, True)
         self._upkeep_s = -math.inf
 
@@ -344,8 +345,7 @@ class GossipCore:
     # -- hearing and asking
 
     def _hear_offers(self, peer: Peer, offers: list[bodies.Offer], now_s: float) -> None:
-        most = max(c.MAX_GOSSIP_IDS, self._config.all_offers // len(self._overlay))
-        room = min(self._config.max_offers, most) - len(peer.offers)
+        room = self._most_offers() - len(peer.offers)
         for record_id, age in offers:
             peer.pending.pop(record_id, None)
             if self._hear(peer, record_id, age, now_s) or age == AGE_UNIT or room <= 0:
@@ -357,6 +357,18 @@ class GossipCore:
         if peer.offers:
             self._askable.add(peer.node_id)
             self._ask(peer, now_s)
+
+    def _most_offers(self) -> int:
+        """Ids that are kept of one peer: an even share of all."""
+        share = max(c.MAX_GOSSIP_IDS, self._config.all_offers // len(self._overlay))
+        return min(self._config.max_offers, share)
+
+    def _trim_offers(self) -> None:
+        """One more peer makes the shares smaller. The latest ids go: the first ones are asked for first."""
+        most = self._most_offers()
+        for peer in self._overlay:
+            while len(peer.offers) > most:
+                peer.offers.popitem()
 
     def _hear(self, peer: Peer, record_id: bytes, age: int, now_s: float) -> bool:
         """Whether we know the record; wrong ages are set right, here and at neighbours."""

@@ -155,3 +155,18 @@ def test_what_many_connections_offer_is_kept_for_a_bounded_part_only() -> None:
             offer_ids(core, flooder, (number + 1) * 2**40 + second * 1024, float(second))
     kept = sum(len(peer.offers) for peer in core._overlay)
     assert 0 < kept <= CONFIG.all_offers
+
+
+def test_what_peers_offer_that_connect_one_after_the_other_is_bounded_too() -> None:
+    """The first is alone and offers as much as one may, the next is one of two ..."""
+    core = core_of(config=CONFIG)
+    now_s = 0.0
+    for number in range(128):
+        peer = NodeKey.from_seed(bytes([3, number]) * 16).node_id
+        core.connected(peer, now_s)
+        for _ in range(CONFIG.max_offers // 1024 + 1):
+            now_s += 1.0
+            offer_ids(core, peer, (number + 1) * 2**40 + int(now_s) * 1024, now_s)
+        kept = [len(peer.offers) for peer in core._overlay]
+        assert sum(kept) <= CONFIG.all_offers
+    assert min(kept) > 0
