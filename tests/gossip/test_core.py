@@ -319,6 +319,44 @@ def test_offers_and_pending_ids_are_bounded() -> None:
     assert record_of(100).id in peer.pending
 
 
+def haves_to_a_neighbour(news_s: list[float], until_s: float) -> list[tuple[float, int]]:
+    """When a neighbour that answers at once is told something, and of how many ids, while one comes at each of these
+    times.
+    """
+    core = core_of()
+    core.connected(PEER, 0.0)
+    peer = core._overlay.get(PEER)
+    assert peer is not None
+    peer.linked = True
+    told = []
+    waiting = list(enumerate(news_s, 1))
+    for eighth in range(int(8 * until_s)):
+        now_s = eighth / 8
+        while waiting and waiting[0][1] <= now_s:
+            record = record_of(waiting.pop(0)[0])
+            core.table.offer(record, now_s)
+            core._spread(record, None, now_s)
+        core.tick(now_s, WALL_S)
+        for have in only(core.take_output(), GossipHave):
+            told.append((now_s, len(have.body) // c.GOSSIP_OFFER_BYTES))
+            core.receive_untrusted(have, Ok(), b"", now_s)
+    return told
+
+
+def test_the_first_new_id_waits_for_others_and_the_next_ones_for_a_second() -> None:
+    wait_s, interval_s = CONFIG.have_wait_s, CONFIG.have_interval_s
+    told = haves_to_a_neighbour([1.0, 1.125, 1.5, 1.75, 5.0], 10.0)
+    assert told == [(1 + wait_s, 2), (1 + wait_s + interval_s, 2), (5 + wait_s, 1)]
+
+
+def test_a_neighbour_hears_once_a_second_however_much_there_is() -> None:
+    told = haves_to_a_neighbour([number / 16 for number in range(16 * 30)], 31.0)
+    times = [told_s for told_s, _ in told]
+    assert min(after - before for before, after in pairwise(times)) >= CONFIG.have_interval_s
+    assert len(told) == 31
+    assert sum(n_ids for _, n_ids in told) == 16 * 30
+
+
 def test_too_many_messages_are_refused_as_busy() -> None:
     core = core_of(config=replace(CONFIG, work_burst=40, work_per_s=1.0))
     core.connected(PEER, 0.0)
