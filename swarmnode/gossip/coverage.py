@@ -17,8 +17,9 @@ from __future__ import annotations
 import heapq
 import ipaddress
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -64,9 +65,12 @@ class StateLike(Protocol):
     def leaving(self) -> bool: ...
 
 
-def site_of(addresses: Iterable[str], relays: Iterable[NodeId]) -> str:
+@lru_cache(maxsize=32_768)
+def site_of(addresses: tuple[str, ...], relays: tuple[NodeId, ...]) -> str:
     """What a node fails together with: the /24 or /48 of its first public address, else its first relay, else the
     network of its first private address, else `nowhere`. A host's name is a site of its own.
+
+    Remembered of as many nodes as a table holds records: 30 us, which a flood would cost again and again.
     """
     private = ""
     for address in addresses:
@@ -97,10 +101,17 @@ def is_local_site(site: str) -> bool:
         return False
 
 
+def _trusted(own_site: str) -> str | None:
+    return own_site if is_local_site(own_site) else None
+
+
 @dataclass
 class _Member:
-    """One node's part. `fetching`: range -> when it was first seen here. `late_s`: when its record must be renewed."""
+    """One node's part. `place`: its site as its addresses say; `site`: the one it is counted in. `fetching`: range ->
+    when it was first seen here. `late_s`: when its record must be renewed.
+    """
 
+    place: str
     site: str
     weight: int
     serving: tuple[ExpertRange, ...]
@@ -123,7 +134,7 @@ class Coverage:
         self._model = model
         self._own = own
         self._config = config
-        self._trusted_site = own_site if is_local_site(own_site) else None
+        self._trusted_site = _trusted(own_site)
         self._members: dict[NodeId, _Member] = {}
         self._sites: dict[str, dict[NodeId, _Member]] = {}
         self._suspects: set[NodeId] = set()
@@ -175,8 +186,10 @@ class Coverage:
             if self.shape.holds(item)
             for piece in item.aligned(self._config.run_experts)
         ]
+        place = site_of(state.addresses, state.relays)
         member = _Member(
-            site=self._site_key(node_id, state),
+            place=place,
+            site=self._site_key(node_id, place),
             weight=self._weight(node_id),
             serving=tuple(item for item in holdings.serving if self.shape.holds(item)),
             fetching={item: _first_seen(before, item, now_s) for item in claims},
@@ -206,6 +219,29 @@ class Coverage:
         member = self._members.get(node_id)
         if member is not None and member.weight != self._weight(node_id):
             self._replace(node_id, replace(member, weight=self._weight(node_id)))
+
+    def move_to(self, own_site: str) -> None:
+        """We are somewhere else: other nodes are of our own site now. What is known of them stays: when claims were
+        seen, who is late, who is suspected.
+        """
+        trusted = _trusted(own_site)
+        if trusted == self._trusted_site:
+            return
+        self._trusted_site = trusted
+        moving = {
+            node_id: member
+            for node_id, member in self._members.items()
+            if member.site != self._site_key(node_id, member.place)
+        }
+        for site in {member.site for member in moving.values()}:  # whole sites: all members are of one place
+            self._units -= self._site_units(site)
+            del self._sites[site]
+        for node_id, member in moving.items():
+            member.site = self._site_key(node_id, member.place)
+            self._sites.setdefault(member.site, {})[node_id] = member
+        for site in {member.site for member in moving.values()}:
+            self._units += self._site_units(site)
+        self._replicas = None
 
     def advance(self, now_s: float) -> None:
         """Claims that are too old, and records that were not renewed in time, count nothing from here on."""
@@ -241,9 +277,8 @@ class Coverage:
         found = (entry for entry in state.models if entry.model == self._model and not entry.seeds)
         return next(found, None)
 
-    def _site_key(self, node_id: NodeId, state: StateLike) -> str:
-        site = site_of(state.addresses, state.relays)
-        return f"node {node_id}" if site == self._trusted_site else site
+    def _site_key(self, node_id: NodeId, place: str) -> str:
+        return f"node {node_id}" if place == self._trusted_site else place
 
     def _weight(self, node_id: NodeId) -> int:
         return round(UNIT * self._config.suspect_weight) if node_id in self._suspects else UNIT

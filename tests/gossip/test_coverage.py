@@ -131,6 +131,32 @@ def test_nodes_of_our_own_network_count_one_by_one() -> None:
     assert max(at(elsewhere)) < 1.2
 
 
+def test_who_moves_knows_what_it_knew_of_others() -> None:
+    """Late records stay late, claims grow no younger, suspects are suspects, wherever we are."""
+    home, late_s = "192.168.1.0/24", 600 * CONFIG.late_share
+    for places in ([home], ["10.0.0.0/24", home], [home, "198.51.100.0/24"]):
+        counted = coverage()
+        claimed = ExpertRange(2, 0, 4)
+        counted.update(node_id(1), state((RUN,), address="192.168.1.1:1"), 0.0, 600)
+        counted.update(node_id(2), state((), (claimed,), address="192.168.1.2:1"), 10.0)
+        counted.update(node_id(3), state((RUN,), address="192.168.1.3:1"), 200.0, 600)
+        counted.suspect(node_id(3), True)
+        counted.advance(late_s)
+        for place in places:
+            counted.move_to(place)
+        assert at(counted) == pytest.approx([CONFIG.suspect_weight] * 4, abs=0.001)
+        assert counted.holders.max() == 2
+        assert counted.settled(claimed, 11.0).tolist() == [1] * 4, "it was seen before ours"
+        assert at(counted, claimed) == [0.5] * 4
+        counted.advance(10.0 + CONFIG.claim_lapse_s)
+        assert at(counted, claimed) == [0] * 4
+        counted.advance(200.0 + late_s)
+        assert not counted.replicas.any()
+        counted.suspect(node_id(3), False)
+        counted.update(node_id(1), state((RUN,), address="192.168.1.1:1"), 480.0, 600)
+        assert at(counted) == [1] * 4
+
+
 def test_claims_lapse_by_our_clock() -> None:
     counted = coverage()
     counted.update(node_id(1), state((), (RUN,)), 10.0)
@@ -219,6 +245,29 @@ def test_record_by_record_is_the_same_as_all_at_once(
         counted.remove(node_id(number))
     assert not counted.replicas.any()
     assert not counted.holders.any()
+
+
+@given(steps, st.lists(st.sampled_from(["nowhere", "192.168.0.0/24", "8.8.8.0/24"]), max_size=4))
+def test_wherever_we_were_before_it_is_the_same_here(
+    taken: list[tuple[int, OwnState | bool | None]], sites: list[str]
+) -> None:
+    moved, fresh = coverage(), coverage(sites[-1] if sites else "198.51.100.0/24")
+    for place, (number, event) in enumerate(taken):
+        if place < len(sites):
+            moved.move_to(sites[place])
+        for counted in (moved, fresh):
+            if isinstance(event, OwnState):
+                counted.update(node_id(number), event, 0.0)
+            elif event is None:
+                counted.remove(node_id(number))
+            else:
+                counted.suspect(node_id(number), event)
+    for site in sites[len(taken) :]:
+        moved.move_to(site)
+    np.testing.assert_array_equal(moved.replicas, fresh.replicas)
+    for number in range(6):
+        moved.remove(node_id(number))
+    assert not moved.replicas.any()
 
 
 def test_claims_seen_before_ours_are_ahead_later_ones_by_hash() -> None:
