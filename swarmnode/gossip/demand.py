@@ -7,7 +7,6 @@ expert by saying so while those who use it find nobody who computes it.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -101,26 +100,21 @@ def even_demand(shape: MarketShape) -> Demand:
     return Demand(shape.exists.astype(np.float32), np.zeros(shape.size, np.float32), 0.0)
 
 
-def aggregate(
-    votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape, config: MarketConfig, salt: bytes = b""
-) -> Demand:
+def aggregate(votes: Iterable[tuple[str, DemandSketch]], shape: MarketShape) -> Demand:
     """One demand from (site, sketch) pairs; a site (coverage.site_of) has one vote however many backbones it has.
 
     Every expert's share is the mean over sites after a quarter of the values at each end (at least one, from three
     sites on) was left out, so that fewer liars than that move it only within what honest sites say. Silent ones (no
-    pairs) have no vote, and beyond `config.max_demand_sites` sites the rest is left out, in an order by hash with
-    `salt` (the own node's id: so nobody can take all votes of all nodes). Of a site the first `config.max_siblings`
-    count: identities are free, and each sketch takes an array of the whole model.
+    pairs) have no vote. Each sketch takes an array of the whole model: votes.choose_sketches says how many are put
+    together.
     """
     sites: dict[str, list[DemandSketch]] = {}
     for site, sketch in votes:
-        group = sites.setdefault(site, []) if sketch.per_s > 0 else None
-        if group is not None and len(group) < config.max_siblings:
-            group.append(sketch)
+        if sketch.per_s > 0:
+            sites.setdefault(site, []).append(sketch)
     if not sites:
         return even_demand(shape)
-    order = sorted(sites, key=lambda site: hashlib.blake2b(salt + site.encode()).digest())
-    chosen = [sites[site] for site in order[: config.max_demand_sites]]
+    chosen = list(sites.values())
     shares = np.stack([_mean([_dense_shares(sketch, shape) for sketch in group]) for group in chosen])
     unmet = np.stack([_mean([_dense_unmet(sketch, shape) for sketch in group]) for group in chosen])
     share = _trimmed_mean(shares)
@@ -171,28 +165,28 @@ def _entries(chosen: Flat, shares: npt.NDArray[np.float64]) -> dict[int, int]:
 
 def _dense_shares(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.float32]:
     """f32 [size]: named shares, and the rest spread evenly over the experts that are not named."""
-    hot = _existing(sketch.hot, shape)
-    rest = max(0.0, 1.0 - sum(hot.values())) / max(1, shape.n_total - len(hot))
+    flats, hot = _existing(sketch.hot, shape)
+    rest = max(0.0, 1.0 - float(hot.sum())) / max(1, shape.n_total - len(flats))
     shares = np.where(shape.exists, np.float32(rest), np.float32(0.0))
-    shares[list(hot)] = list(hot.values())
+    shares[flats] = hot
     return shares
 
 
 def _dense_unmet(sketch: DemandSketch, shape: MarketShape) -> npt.NDArray[np.float32]:
     """f32 [size]: 0 for what is not named."""
     unmet = np.zeros(shape.size, np.float32)
-    named = _existing(sketch.unmet, shape)
-    unmet[list(named)] = list(named.values())
+    flats, shares = _existing(sketch.unmet, shape)
+    unmet[flats] = shares
     return unmet
 
 
-def _existing(entries: Mapping[int, int], shape: MarketShape) -> dict[int, float]:
-    """Flat number -> share, of experts that the model has."""
-    return {
-        flat: share / SHARE_UNIT
-        for flat, share in entries.items()
-        if flat < shape.size and shape.exists[flat]
-    }
+def _existing(entries: Mapping[int, int], shape: MarketShape) -> tuple[Flat, npt.NDArray[np.float64]]:
+    """Flat numbers and shares, f64, of experts that the model has."""
+    flats = np.fromiter(entries.keys(), np.int64, len(entries))
+    shares = np.fromiter(entries.values(), np.float64, len(entries)) / SHARE_UNIT
+    exists = flats < shape.size
+    exists[exists] = shape.exists[flats[exists]]
+    return flats[exists], shares[exists]
 
 
 def _mean(values: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:

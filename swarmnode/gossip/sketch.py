@@ -43,6 +43,11 @@ class DemandSketch:
         rate = min(_MAX_RATE, round(self.per_s * _RATE_UNIT))
         return struct.pack("<BI", _VERSION, rate) + _encode_list(self.hot) + _encode_list(self.unmet)
 
+    @staticmethod
+    def is_silent(data: bytes) -> bool:
+        """Whether bytes of a sketch, which may be anything, name no pairs; decodes nothing."""
+        return not any(data[1:5])
+
     @classmethod
     def decode_untrusted(cls, data: bytes, size: int) -> DemandSketch:
         """A sketch from a record about a model with flat expert numbers below `size` (n_layer * n_expert).

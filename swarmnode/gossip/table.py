@@ -158,7 +158,9 @@ class RecordTable:
                 yield record
 
     def demands(self) -> Iterator[DemandRecord]:
-        """Demand of backbones, in no order; not of those that leave."""
+        """Demand of backbones, those first whose demand is known for the longest (a newer record keeps its place); not
+        of those that leave.
+        """
         for entry in self._entries.values():
             record = entry.record
             if isinstance(record, DemandRecord) and not self._leaves(record.node_id):

@@ -16,12 +16,11 @@ import trio
 from swarmnode.config import Config
 from swarmnode.errors import BudgetError, LocalError, RemoteError, StoreError, UnsuitableModelError
 from swarmnode.gossip.coverage import Coverage, MarketView, site_of
-from swarmnode.gossip.demand import aggregate
 from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.gossip.table import Change
 from swarmnode.gossip.volunteering import Drop, Fetch, Volunteer
-from swarmnode.gossip.votes import demand_votes
+from swarmnode.gossip.votes import DemandVotes
 from swarmnode.identity import NodeId
 from swarmnode.services.fetch import SliceFetcher, Sources
 from swarmnode.services.gossip import GossipService
@@ -65,9 +64,10 @@ class Market:
             sources, residence.manifest, residence.store, residence.threads, config.store, self._arrived
         )
         own = gossip.table.get(node_id)
-        self._site = "nowhere" if own is None else site_of(own.state.addresses, own.state.relays)
-        self._coverage = Coverage(self._model, self._shape, node_id, config.market, self._site)
+        site = "nowhere" if own is None else site_of(own.state.addresses, own.state.relays)
+        self._coverage = Coverage(self._model, self._shape, node_id, config.market, site)
         self._view = MarketView(self._coverage)
+        self._votes = DemandVotes(gossip.table, self._model, self._shape, config.market, node_id.raw)
         self._demand_changed = False
         self._moved = trio.Event()
         """Set when a download has ended or room was made: the next decision may come earlier."""
@@ -128,34 +128,24 @@ class Market:
 
     def _heard(self, change: Change) -> None:
         now_s = trio.current_time()
+        if self._gossip.table.demand(change.node_id) is not None:
+            self._demand_changed = True  # its site may be another
         if change.kind == DEMAND:
             self._demand_changed = True
         elif isinstance(change.record, NodeRecord):
             if change.node_id == self._node_id:
                 self._volunteer.published(now_s)
                 self._moved.set()  # claims settle from now on
-                self._be_at(site_of(change.record.state.addresses, change.record.state.relays))
+                self._coverage.move_to(site_of(change.record.state.addresses, change.record.state.relays))
             self._coverage.update(change.node_id, change.record.state, now_s, change.record.ttl_s)
         else:
             self._coverage.remove(change.node_id)
 
-    def _be_at(self, site: str) -> None:
-        """Our own addresses tell which nodes are of our site: all are weighed anew if that changes."""
-        if site == self._site:
-            return
-        self._site = site
-        self._coverage = Coverage(self._model, self._shape, self._node_id, self._config.market, site)
-        self._view = MarketView(self._coverage)
-        self._suspects = set()
-        self._demand_changed = True
-        for record in self._gossip.table.live():
-            self._coverage.update(record.node_id, record.state, trio.current_time(), record.ttl_s)
-
     def _count_demand(self) -> None:
-        """Sketches and sites of all backbones, as far as they can be read."""
+        """Backbones said something; it may be the same as before, or about another model."""
         self._demand_changed = False
-        votes = demand_votes(self._gossip.table, self._model, self._shape.size, self._config.market)
-        self._view.set_demand(aggregate(votes, self._shape, self._config.market, self._node_id.raw))
+        if self._votes.renew():
+            self._view.set_demand(self._votes.demand)
 
     # -- decisions, carried out
 

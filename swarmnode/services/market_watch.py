@@ -17,11 +17,11 @@ import numpy.typing as npt
 from swarmnode.config import Config, MarketConfig
 from swarmnode.errors import UsageError
 from swarmnode.gossip.coverage import F32, Coverage, MarketView, scarcity, site_of
-from swarmnode.gossip.demand import Demand, aggregate, even_demand
+from swarmnode.gossip.demand import Demand
 from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord, OwnState
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.gossip.table import Change, RecordTable
-from swarmnode.gossip.votes import demand_votes
+from swarmnode.gossip.votes import DemandVotes
 from swarmnode.identity import NodeId
 from swarmnode.schedule.placement import choose_scarcest
 from swarmnode.weights.manifest import Manifest
@@ -99,13 +99,11 @@ class MarketWatch:
         self._now = now
         self._lost_now = lost
         self._lost: frozenset[NodeId] = frozenset()
-        self._site = "nowhere"
-        self._coverage = self._new_coverage()
+        self._coverage = Coverage(manifest.model_id, self.shape, own, config.market)
         self._view = MarketView(self._coverage)
         self._serving = _Counts(self.shape)
         self._fetching = _Counts(self.shape)
-        self._demand = even_demand(self.shape)
-        self._n_sketches = 0
+        self._votes = DemandVotes(gossip.table, manifest.model_id, self.shape, config.market, own.raw)
         self._is_demand_new = True
         weighed = replace(config.market, suspect_weight=config.node_api.holder_weight)
         self._outside = Coverage(manifest.model_id, self.shape, own, weighed, _OUTSIDE)
@@ -123,7 +121,7 @@ class MarketWatch:
         if self._is_demand_new:
             self._count_demand()
         replicas = self._view.replicas + self._outside.replicas
-        worth = np.where(self.shape.exists, scarcity(replicas, self._demand.weight, self._market), 0)
+        worth = np.where(self.shape.exists, scarcity(replicas, self._votes.demand.weight, self._market), 0)
         return MarketSnapshot(
             shape=self.shape,
             replicas=replicas,
@@ -131,9 +129,9 @@ class MarketWatch:
             fetching=self._fetching.counts.copy(),
             announced=self._outside.holders.copy(),
             scarcity=worth.astype(np.float32),
-            demand=self._demand,
+            demand=self._votes.demand,
             n_nodes=self._coverage.n_nodes,
-            n_sketches=self._n_sketches,
+            n_sketches=self._votes.n_sketches,
             announced_by=tuple(self._holders.values()),
             lost=self._lost,
         )
@@ -187,13 +185,15 @@ class MarketWatch:
     # -- news
 
     def _heard(self, change: Change) -> None:
+        if self._gossip.table.demand(change.node_id) is not None:
+            self._is_demand_new = True  # its site may be another
         if change.kind == DEMAND:
             self._is_demand_new = True
         elif not isinstance(change.record, NodeRecord):
             self._coverage.remove(change.node_id)
             self._count(change.node_id, None)
         elif change.node_id == self._own:
-            self._moved(change.record)
+            self._coverage.move_to(site_of(change.record.state.addresses, change.record.state.relays))
         else:
             self._coverage.update(change.node_id, change.record.state, self._now(), change.record.ttl_s)
             self._count(change.node_id, change.record)
@@ -212,32 +212,13 @@ class MarketWatch:
         for node_id in changed:
             self._count(node_id, self._gossip.table.get(node_id))
 
-    def _moved(self, own: NodeRecord) -> None:
-        """Our own addresses tell which nodes are of our site: all are weighed anew if that changes."""
-        site = site_of(own.state.addresses, own.state.relays)
-        if site == self._site:
-            return
-        self._site = site
-        self._coverage = self._new_coverage()
-        self._view = MarketView(self._coverage)
-        self._is_demand_new = True
-        for node_id in self._lost:
-            self._coverage.suspect(node_id, True)
-        for record in self._gossip.table.live():
-            self._coverage.update(record.node_id, record.state, self._now(), record.ttl_s)
-
-    def _new_coverage(self) -> Coverage:
-        return Coverage(self.manifest.model_id, self.shape, self._own, self._market, self._site)
-
     def _models(self, record: NodeRecord) -> list[ModelHoldings]:
         return [entry for entry in record.state.models if entry.model == self.manifest.model_id]
 
     def _count_demand(self) -> None:
         self._is_demand_new = False
-        votes = list(demand_votes(self._gossip.table, self.manifest.model_id, self.shape.size, self._market))
-        self._n_sketches = len(votes)
-        self._demand = aggregate(votes, self.shape, self._market)
-        self._view.set_demand(self._demand)
+        if self._votes.renew():
+            self._view.set_demand(self._votes.demand)
 
 
 def choose_ranges(

@@ -440,7 +440,7 @@ class MarketSim:
     def _sketches(self) -> None:
         """Backbones say what they found nobody for; all views take it into account."""
         votes = [(str(number), self._sketch()) for number in range(self.plan.n_backbones)]
-        told = aggregate(votes, self.shape, self.plan.config)
+        told = aggregate(votes, self.shape)
         some = told.unmet.any()
         self.talked_away = (self.serving * told.unmet).astype(np.float32) if some else None
 

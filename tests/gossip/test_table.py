@@ -193,6 +193,15 @@ def test_demand_goes_with_its_node() -> None:
 # -- own key
 
 
+def test_demand_is_read_in_the_order_in_which_it_came_to_be_known() -> None:
+    table = table_of()
+    for version, numbers in (((1, 1), (5, 3, 9, 1)), ((1, 2), (1, 9)), ((2, 0), (3,))):
+        for number in numbers:
+            record = sign_demand(key_of(number), NETWORK_ID, version, 600, 0, DEMAND)
+            table.offer(record, 0.0, key_of(99).node_id)
+    assert [record.node_id for record in table.demands()] == [key_of(n).node_id for n in (5, 3, 9, 1)]
+
+
 def test_records_of_our_own_key_are_told_apart() -> None:
     table = table_of()
     ours = record_of(0, (5, 1))

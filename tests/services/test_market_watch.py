@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from swarmnode.config import Config
 from swarmnode.errors import UsageError
+from swarmnode.gossip import votes
 from swarmnode.gossip.sketch import SHARE_UNIT, DemandSketch
 from swarmnode.identity import NodeId
 from swarmnode.services.market_watch import MarketWatch, choose_ranges, holder_id_of, scarcest_runs
@@ -64,6 +66,20 @@ def test_neighbours_of_our_own_network_count_one_by_one() -> None:
     assert at(watch.snapshot().replicas, 1, 0) < 1.1
     news.says(OWN, "192.168.1.9:1")
     assert at(watch.snapshot().replicas, 1, 0) == 2
+
+
+def test_who_went_without_a_word_does_not_come_back_when_we_learn_where_we_are() -> None:
+    watch, news, clock = watch_of()
+    news.says(key_of(1), "192.168.1.1:1", ALL)
+    news.says(key_of(2), "192.168.1.2:1", ALL)
+    clock.now_s = 280.0  # neither record was renewed
+    news.says(key_of(2), "192.168.1.2:1", ALL)
+    assert at(watch.snapshot().replicas, 1, 0) == 1
+    clock.lost = frozenset({node(2)})
+    news.says(OWN, "192.168.1.9:1")
+    assert at(watch.snapshot().replicas, 1, 0) == pytest.approx(0.1, abs=0.01)
+    clock.lost = frozenset()
+    assert at(watch.snapshot().replicas, 1, 0) == 1
 
 
 def test_lost_nodes_are_no_holders() -> None:
@@ -138,6 +154,27 @@ def test_demand_of_backbones() -> None:
     assert scarcest_runs(snapshot, Config().market, 1)[0][1] == ExpertRange(1, 0, 4)
     news.wants(key_of(3), b"\xff")  # nonsense counts as nothing
     assert watch.snapshot().n_sketches == 0
+
+
+def test_demand_is_put_together_once_for_what_is_said_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregate = Mock(side_effect=votes.aggregate)
+    monkeypatch.setattr(votes, "aggregate", aggregate)
+    watch, news, _ = watch_of()
+    sketch = DemandSketch(per_s=10.0, hot={8: SHARE_UNIT // 2}, unmet={})
+    news.says(key_of(3), "203.0.113.3:1")
+    for _ in range(3):
+        news.wants(key_of(3), sketch.encode())
+        for _ in range(3):
+            assert watch.snapshot().n_sketches == 1
+    assert aggregate.call_count == 1
+
+
+def test_a_backbone_whose_demand_came_before_its_record_has_a_vote() -> None:
+    watch, news, _ = watch_of()
+    news.wants(key_of(3), DemandSketch(per_s=10.0, hot={8: SHARE_UNIT // 2}, unmet={}).encode())
+    assert watch.snapshot().n_sketches == 0
+    news.says(key_of(3), "203.0.113.3:1")
+    assert watch.snapshot().n_sketches == 1
 
 
 def test_what_is_taken_is_scarce_and_fits_in_real_bytes() -> None:
