@@ -132,8 +132,10 @@ class GossipCore:
     # -- what the node does
 
     def publish(self, state: OwnState, now_s: float, wall_s: float) -> None:
-        """Our state from now on; told at once, or `issue_interval_s` after the last one. UsageError if no record can
-        hold it. A state that is `leaving` is the last one: give it a second or two before closing connections."""
+        """Our state from now on; told at once, or as soon as their pace allows (a record in `issue_interval_s` on
+        average, `issue_burst` of them `have_interval_s` after each other). UsageError if no record can hold it. A
+        state that is `leaving` is the last one: give it a second or two before closing connections.
+        """
         self._own.set(state, now_s)
         self._issue(now_s, wall_s)
 
@@ -187,6 +189,13 @@ class GossipCore:
         self._tellable.discard(peer)
         self._askable.discard(peer)
         self.table.pin(peer, False)
+
+    def slept(self, asleep_s: float) -> None:
+        """The machine slept, and `now_s` stood still for so long: all records are older by it, those of the dead among
+        them. To be said before anything else is done after it.
+        """
+        self.table.slept(asleep_s)
+        self._own.slept(asleep_s)
 
     def tick(self, now_s: float, wall_s: float) -> None:
         """What is due. Cheap when nothing is; four times a second is often enough."""

@@ -90,6 +90,11 @@ class OwnRecords:
             slot.refresh_s = now_s + self._config.ttl_s / 3 * (0.9 + 0.2 * self._rng.random())
         return issued
 
+    def slept(self, asleep_s: float) -> None:
+        """Our clock stood still for so long: our records are as much older."""
+        for slot in self._slots.values():
+            slot.refresh_s -= asleep_s
+
     def meet(self, kind: int, version: Version, now_s: float) -> None:
         """Another record with our key and signature, that we did not issue: the next ones of ours are above it.
 

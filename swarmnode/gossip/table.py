@@ -294,6 +294,16 @@ class RecordTable:
         )
         self._next_expiry_s = max(self._next_expiry_s, now_s + 1.0)
 
+    def slept(self, asleep_s: float) -> None:
+        """Our clock stood still for so long: everything was seen as much earlier."""
+        for entry in self._entries.values():
+            entry.known_s -= asleep_s
+            entry.seen_s -= asleep_s
+            entry.born_s -= asleep_s
+        for key, (version, until_s) in self._gone.items():
+            self._gone[key] = version, until_s - asleep_s
+        self._next_expiry_s = -math.inf
+
     def pass_by(self, record_id: bytes) -> None:
         """Remember that this record is not wanted, so that it is not asked for again."""
         if record_id not in self._ids:

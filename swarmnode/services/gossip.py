@@ -7,6 +7,7 @@ loses its connection.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -25,13 +26,30 @@ from swarmnode.wire.messages import GossipDigest, GossipHave, GossipLink, Gossip
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+MAX_NAP_S = 30.0
+"""Sleep that is not made up for until there is more of it: an age travels in steps of 2.4 s, and GRACE_S is as long."""
 
 OnChange = Callable[[Change], None]
 """Told of every record that came, changed or went. Must not raise."""
 
 
+def asleep_s() -> float:
+    """How long this machine has slept (suspended) since some moment, during which trio's clock stood still; 0 where
+    the clocks do not tell (Windows: trio's goes on).
+    """
+    with_sleep = getattr(time, "CLOCK_BOOTTIME", None)
+    without = getattr(time, "CLOCK_UPTIME_RAW", None)  # macOS, whose CLOCK_MONOTONIC goes on
+    if with_sleep is not None:
+        return time.clock_gettime(with_sleep) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    if without is not None:
+        return time.clock_gettime(time.CLOCK_MONOTONIC) - time.clock_gettime(without)
+    return 0.0
+
+
 class GossipService:
-    """The gossip of a node. `wall` is unix time in seconds; `keep_incarnation` stores one that grew by itself."""
+    """The gossip of a node. `wall` is unix time in seconds; `keep_incarnation` stores one that grew by itself; `asleep`
+    is how long the machine has slept, in seconds since whenever.
+    """
 
     def __init__(
         self,
@@ -40,12 +58,16 @@ class GossipService:
         config: GossipConfig,
         wall: Callable[[], float],
         keep_incarnation: Callable[[int], None],
+        asleep: Callable[[], float] = asleep_s,
     ) -> None:
         self._core = core
         self._connections = connections
         self._config = config
         self._wall = wall
         self._keep_incarnation = keep_incarnation
+        self._asleep = asleep
+        self._slept_s = asleep()
+        """Made up for already."""
         self._kept = core.incarnation
         self._nursery: trio.Nursery | None = None
         self._listeners: list[OnChange] = []
@@ -88,12 +110,12 @@ class GossipService:
 
     def publish(self, state: OwnState) -> None:
         """What our record says from now on. UsageError if no record can hold it."""
-        self._core.publish(state, trio.current_time(), self._wall())
+        self._core.publish(state, self._now(), self._wall())
         self._pump()
 
     def publish_demand(self, models: tuple[ModelDemand, ...]) -> None:
         """What our demand says from now on."""
-        self._core.publish_demand(models, trio.current_time(), self._wall())
+        self._core.publish_demand(models, self._now(), self._wall())
         self._pump()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -103,24 +125,35 @@ class GossipService:
             task_status.started()
             try:
                 while True:
-                    self._core.tick(trio.current_time(), self._wall())
+                    self._core.tick(self._now(), self._wall())
                     self._pump()
                     await trio.sleep(TICK_S)
             finally:
                 self._nursery = None
 
+    def _now(self) -> float:
+        """trio's time, after what the machine slept through is made up for: else the dead would be as young as they
+        were, here and at everybody who is told.
+        """
+        slept_s = self._asleep()
+        if slept_s - self._slept_s > MAX_NAP_S:
+            log.info("slept for %d s", slept_s - self._slept_s)
+            self._core.slept(slept_s - self._slept_s)
+            self._slept_s = slept_s
+        return trio.current_time()
+
     def _connection_changed(self, peer: Peer, is_connected: bool) -> None:
         if is_connected:
-            self._core.connected(peer.node_id, trio.current_time())
+            self._core.connected(peer.node_id, self._now())
         else:
-            self._core.disconnected(peer.node_id, trio.current_time())
+            self._core.disconnected(peer.node_id, self._now())
 
     def _pump(self) -> None:
         """Hand on what the core has for others, and for us."""
         for outgoing in self._core.take_output():
             peer = self._connections.connected.get(outgoing.peer)
             if peer is None or self._nursery is None:
-                self._core.failed(outgoing, trio.current_time())
+                self._core.failed(outgoing, self._now())
             else:
                 self._nursery.start_soon(self._send, peer, outgoing)
         for change in self._core.take_changes():
@@ -155,17 +188,17 @@ class GossipService:
             return  # the core forgot it with the connection; what is asked on the next one is none of its business
         try:
             if reply is None:
-                self._core.failed(outgoing, trio.current_time())
+                self._core.failed(outgoing, self._now())
             else:
-                self._core.receive_untrusted(outgoing, reply, reply_body, trio.current_time())
+                self._core.receive_untrusted(outgoing, reply, reply_body, self._now())
         except ProtocolError as error:
-            self._core.failed(outgoing, trio.current_time())
+            self._core.failed(outgoing, self._now())
             peer.close(error.code, error.reason)
         self._pump()
 
     async def _answer(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         try:
-            reply, reply_body = self._core.answer_untrusted(peer.node_id, message, body, trio.current_time())
+            reply, reply_body = self._core.answer_untrusted(peer.node_id, message, body, self._now())
         except ProtocolError as error:
             peer.close(error.code, error.reason)
             raise RequestRefusedError(error.code, error.reason) from error

@@ -129,6 +129,26 @@ def test_what_expired_or_left_does_not_come_back() -> None:
     assert len(list(table.live())) == 1
 
 
+def test_what_a_clock_slept_through_is_added_to_every_age() -> None:
+    """As if every record had been seen so much earlier."""
+    slept, awake = table_of(), table_of()
+    records = [record_of(number, ttl_s=100 * number) for number in (1, 2, 3, 30)]
+    for table, from_s in ((slept, 500.0), (awake, 0.0)):
+        for record in records:
+            table.offer(record, from_s, key_of(99).node_id, 20)
+        table.expire(from_s + 150.0)  # the first one is remembered as gone
+    slept.slept(500.0)
+    for table in (slept, awake):
+        for record in records:
+            table.hear(record.id, 0, 620.0)  # nobody makes it younger than it was when it was seen
+    for now_s in (160.0, 250.0, 620.0, 3000.0, 3800.0):
+        for table in (slept, awake):
+            table.expire(now_s)
+        assert contents(slept) == contents(awake)
+        assert [slept.age(r.id, now_s) for r in records] == [awake.age(r.id, now_s) for r in records]
+        assert slept._gone == awake._gone
+
+
 def test_versions_of_the_gone_are_forgotten_in_time_and_bounded() -> None:
     table = table_of(replace(CONFIG, max_gone=2))
     for number in (1, 2, 3):

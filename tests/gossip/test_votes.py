@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from swarmnode.gossip import votes
+from swarmnode.gossip.demand import aggregate
 from swarmnode.gossip.records import ModelDemand, OwnState, sign_demand, sign_record
 from swarmnode.gossip.sketch import SHARE_UNIT, DemandSketch
 from swarmnode.gossip.table import RecordTable
@@ -105,8 +105,8 @@ def test_who_asks_for_nothing_takes_nobodys_place() -> None:
 def test_what_is_said_once_more_is_put_together_once(
     decoded: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aggregate = Mock(side_effect=votes.aggregate)
-    monkeypatch.setattr(votes, "aggregate", aggregate)
+    together = Mock(side_effect=aggregate)
+    monkeypatch.setattr("swarmnode.gossip.votes.aggregate", together)
     backbones = Backbones()
     told = backbones.votes()
     assert not told.renew(), "nobody has said anything"
@@ -121,7 +121,7 @@ def test_what_is_said_once_more_is_put_together_once(
     assert told.demand is before
     backbones.say(3, 3, asking(33))
     assert told.renew()
-    assert aggregate.call_count == 2
+    assert together.call_count == 2
     assert decoded == [*decoded[:10], asking(33)]
     assert len(told._decoded) == 10, "what is not chosen any more is forgotten"
 

@@ -56,10 +56,17 @@ class GossipNode:
         self.host = network.host(name or f"node{seed}")
         self.kept: list[int] = []
         self.changes: list[Change] = []
+        self.asleep_s = 5000.0
+        """How long its machine has slept since it was started."""
         self.connections = Connections(self.node_id, CONFIG.contact, trio.current_time)
         core = GossipCore(key_of(seed), "test", config, random.Random(seed), incarnation)
         self.service = GossipService(
-            core, self.connections, config, lambda: WALL_S, self.kept.append if keep is None else keep
+            core,
+            self.connections,
+            config,
+            lambda: WALL_S,
+            self.kept.append if keep is None else keep,
+            lambda: self.asleep_s,
         )
         self.service.subscribe(self.changes.append)
 

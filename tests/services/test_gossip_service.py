@@ -14,6 +14,7 @@ from swarmnode.errors import ConnectionLostError, RequestRefusedError, StoreErro
 from swarmnode.gossip.records import ModelDemand, network_id, sign_record
 from swarmnode.identity import NodeId
 from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.services.gossip import MAX_NAP_S, asleep_s
 from swarmnode.testing.memory_net import MemoryNetwork
 from swarmnode.wire.messages import (
     GossipDifferences,
@@ -101,6 +102,68 @@ async def test_a_leave_is_heard_at_once_and_everywhere() -> None:
         await until(lambda: a.node_id not in {record.node_id for record in c.service.table.live()}, 3)
         nursery.cancel_scope.cancel()
     assert c.heard_of(a.node_id)[-1] is None
+
+
+async def asleep_and_awake(
+    nursery: trio.Nursery, network: MemoryNetwork, naps_s: tuple[float, ...]
+) -> tuple[GossipNode, GossipNode, NodeId]:
+    """A node that slept so long after it had met another one, which is gone; a newcomer that meets it; who is gone."""
+    laptop, newcomer = GossipNode(network, 1), GossipNode(network, 3)
+    await laptop.start(nursery)
+    async with trio.open_nursery() as others:
+        dead = GossipNode(network, 2)
+        await dead.start(others)
+        await dead.meet(others, laptop.address)
+        await until(lambda: laptop.hears(dead.node_id) == 1)
+        network.break_all("node2")
+        others.cancel_scope.cancel()
+    for nap_s in naps_s:
+        laptop.asleep_s += nap_s
+        await trio.sleep(10.0)
+    await newcomer.start(nursery)
+    await newcomer.meet(nursery, laptop.address)
+    await until(lambda: newcomer.hears(laptop.node_id) == 1 and laptop.hears(newcomer.node_id) == 1)
+    await trio.sleep(5.0)
+    return laptop, newcomer, dead.node_id
+
+
+@pytest.mark.parametrize("naps_s", [(3 * 3600.0,), (25.0,) * 24])
+async def test_who_slept_does_not_bring_the_dead_back(naps_s: tuple[float, ...]) -> None:
+    """The clock of a suspended laptop stands still, and with it the age of all that it knows."""
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        laptop, newcomer, dead = await asleep_and_awake(nursery, network, naps_s)
+        assert laptop.hears(dead) is None
+        assert newcomer.heard_of(dead) == []
+        assert laptop.heard_of(laptop.node_id)[-1] == 1, "it lives, and says so"
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_known_before_a_short_sleep_is_known_after_it_and_ends_in_time() -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        laptop, newcomer, dead = await asleep_and_awake(nursery, network, (400.0,))
+        assert laptop.hears(dead) == newcomer.hears(dead) == 1
+        await trio.sleep(CONFIG.gossip.ttl_s - 400.0)
+        assert laptop.hears(dead) is newcomer.hears(dead) is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_clocks_that_differ_by_little_change_nothing() -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        laptop, _, dead = await asleep_and_awake(nursery, network, (20.0,))
+        born_s = laptop.service.table.issued_s(dead)
+        laptop.asleep_s -= 500.0
+        await trio.sleep(5.0)
+        assert laptop.service.table.issued_s(dead) == born_s
+        nursery.cancel_scope.cancel()
+
+
+def test_how_long_this_machine_slept_does_not_grow_while_it_is_awake() -> None:
+    first = asleep_s()
+    assert first >= -0.001
+    assert asleep_s() - first < MAX_NAP_S / 10
 
 
 async def test_a_record_that_nobody_renews_ends() -> None:

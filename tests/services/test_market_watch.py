@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.config import Config
 from swarmnode.errors import UsageError
-from swarmnode.gossip import votes
+from swarmnode.gossip.demand import aggregate
 from swarmnode.gossip.sketch import SHARE_UNIT, DemandSketch
 from swarmnode.identity import NodeId
 from swarmnode.services.market_watch import MarketWatch, choose_ranges, holder_id_of, scarcest_runs
@@ -157,8 +157,8 @@ def test_demand_of_backbones() -> None:
 
 
 def test_demand_is_put_together_once_for_what_is_said_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    aggregate = Mock(side_effect=votes.aggregate)
-    monkeypatch.setattr(votes, "aggregate", aggregate)
+    together = Mock(side_effect=aggregate)
+    monkeypatch.setattr("swarmnode.gossip.votes.aggregate", together)
     watch, news, _ = watch_of()
     sketch = DemandSketch(per_s=10.0, hot={8: SHARE_UNIT // 2}, unmet={})
     news.says(key_of(3), "203.0.113.3:1")
@@ -166,7 +166,7 @@ def test_demand_is_put_together_once_for_what_is_said_once_more(monkeypatch: pyt
         news.wants(key_of(3), sketch.encode())
         for _ in range(3):
             assert watch.snapshot().n_sketches == 1
-    assert aggregate.call_count == 1
+    assert together.call_count == 1
 
 
 def test_a_backbone_whose_demand_came_before_its_record_has_a_vote() -> None:
