@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -283,3 +285,68 @@ def test_a_hole_is_filled_though_backbones_doubt_the_rest() -> None:
     fill(volunteer, FixedView(shape, replicas, n_nodes=3))
     assert hole in volunteer.serving
     assert sum(item.count for item in volunteer.serving) == 8
+
+
+def exchanged(own_replicas: float) -> tuple[float, float] | None:
+    """A full node of a swarm in which experts have three replicas, its own so many (itself counted), and one run a
+    single one: when it claims that run, and when it drops something for it.
+    """
+    shape = even_shape(2, 8)
+    scarce = ExpertRange(1, 4, 4)
+    replicas = np.full(shape.size, 3, np.float32)
+    replicas[shape.slice_of(ExpertRange(0, 0, 8))] = own_replicas - 1
+    replicas[shape.slice_of(scarce)] = 1
+    view = FixedView(shape, replicas, n_nodes=3)
+    volunteer = Volunteer(b"n" * 32, shape, 8 * shape.expert_bytes[0], CONFIG)
+    for part in volunteer.adopt([ExpertRange(0, 0, 8)], 0.0):
+        volunteer.served(part)
+    claimed_s = None
+    for second in range(600):
+        now_s = float(second)
+        decisions = volunteer.decide(view, now_s)
+        volunteer.published(now_s)
+        if any(isinstance(decision, Drop) for decision in decisions):
+            assert claimed_s is not None
+            return claimed_s, now_s
+        if Claim(scarce) in decisions:
+            claimed_s = now_s
+    assert claimed_s is None
+    return None
+
+
+@pytest.mark.parametrize("own_replicas", [2.0, 2.5, 2.9])
+def test_a_second_replica_is_not_given_up_for_a_second_one_elsewhere(own_replicas: float) -> None:
+    """Nor with a third on its way: for a moment there would be one of both."""
+    assert exchanged(own_replicas) is None
+
+
+def test_a_third_replica_is_given_up_for_a_second_one_elsewhere_after_a_minute() -> None:
+    times = exchanged(3.0)
+    assert times is not None
+    claimed_s, dropped_s = times
+    assert CONFIG.second_wait_s <= dropped_s - claimed_s <= CONFIG.second_wait_s + 1.5 * CONFIG.round_s
+
+
+def test_claims_that_wait_for_downloads_wake_nobody() -> None:
+    """Four have settled, two are downloaded, the other two are looked at once a round: not a hundred times a second."""
+    shape = even_shape()
+    volunteer, view = Volunteer(b"n" * 32, shape, 400, CONFIG), FixedView(shape)
+    now_s, wakes = 0.0, 0
+    while now_s < 120.0:
+        volunteer.decide(view, now_s)
+        volunteer.published(now_s)
+        now_s, wakes = max(volunteer.next_s, now_s + 0.01), wakes + 1
+    assert len(volunteer.loading) == CONFIG.max_downloads
+    assert volunteer.fetching != volunteer.loading, "others wait"
+    assert wakes <= 2 + 120.0 / (0.5 * CONFIG.round_s)
+
+
+def test_claims_to_free_room_settle_as_soon_as_they_can() -> None:
+    shape, view = even_shape(), FixedView(even_shape())
+    volunteer = Volunteer(b"n" * 32, shape, 400, replace(CONFIG, round_s=60.0))
+    volunteer.decide(view, 0.0)
+    assert volunteer.next_s >= 30.0
+    volunteer.published(5.0)
+    settled_s = 5.0 + volunteer.settle_s(view.n_nodes)
+    assert volunteer.next_s == settled_s < 30.0
+    assert [type(found) for found in volunteer.decide(view, settled_s)] == [Fetch] * CONFIG.max_downloads

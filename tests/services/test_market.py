@@ -15,6 +15,7 @@ from swarmnode.compute.devices import Device
 from swarmnode.errors import RequestRefusedError, StoreError
 from swarmnode.gossip.coverage import Coverage
 from swarmnode.gossip.records import ModelHoldings, NodeRecord, OwnState, network_id, sign_record
+from swarmnode.gossip.table import Change
 from swarmnode.gossip.volunteering import View, Volunteer
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.peer import Body, Peer
@@ -154,6 +155,43 @@ async def test_what_is_withdrawn_and_claimed_again_at_once_is_fetched(
         nursery.cancel_scope.cancel()
     assert len(withdrawn) == 1
     assert source.n_announced == 16
+
+
+async def test_claims_are_downloaded_as_soon_as_everybody_has_heard_of_them(
+    index: ModelIndex, source: Source, device: Device, tmp_path: Path
+) -> None:
+    """A record may wait for seconds until it goes out: from then on they settle, not from the next round on."""
+    asked_s: list[float] = []
+    published_s: list[float] = []
+
+    class Noting(Source):
+        def _slice(self, message: messages.SliceGet) -> tuple[Message, Body]:
+            asked_s.append(trio.current_time())
+            return super()._slice(message)
+
+    def heard(change: Change) -> None:
+        models = change.record.state.models if isinstance(change.record, NodeRecord) else ()
+        if change.node_id == KEY.node_id and any(item.fetching for item in models):
+            published_s.append(trio.current_time())
+
+    noting = Noting(index, source.manifest)
+    config = replace(
+        CONFIG,
+        market=replace(CONFIG.market, round_s=60.0),
+        gossip=replace(CONFIG.gossip, issue_burst=1, issue_interval_s=10.0),
+    )
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        address = await start_source(nursery, network, noting, 1)
+        async with joined(network, [address], tmp_path, device, BUDGET, config=config) as worker:
+            worker.parts.gossiping.service.subscribe(heard)
+            await worker.until(lambda: worker.parts.service.market is not None)
+            await worker.until(lambda: worker.market.holdings.fetching != ())
+            assert published_s == [], "there was a record a moment ago"
+            await worker.until(lambda: bool(asked_s))
+        nursery.cancel_scope.cancel()
+    settle_s = config.market.settle_hop_s  # alone
+    assert settle_s <= asked_s[0] - published_s[0] <= settle_s + 0.1
 
 
 # ---- downloads that fail
@@ -429,6 +467,18 @@ async def test_nodes_of_our_own_network_count_one_by_one_once_we_know_where_we_a
             await trio.sleep(1)
             assert worker.market._view.replicas[0] < 1.5
             record.listening([("192.168.7.9", 7)])
+            await trio.sleep(10)
+            assert worker.market._view.replicas[0] == 2.0
+            lost = NodeKey.from_seed(bytes([20]) * 32).node_id
+            worker.market._lost = lambda: frozenset({lost})
+            await trio.sleep(10)
+            one = pytest.approx(1 + CONFIG.market.suspect_weight, abs=0.01)
+            assert worker.market._view.replicas[0] == one
+            for place in ("192.168.9.9", "192.168.7.9"):  # we move, and it is suspected still
+                record.listening([(place, 7)])
+                await trio.sleep(15)
+            assert worker.market._view.replicas[0] == one
+            worker.market._lost = frozenset
             await trio.sleep(10)
             assert worker.market._view.replicas[0] == 2.0
         nursery.cancel_scope.cancel()
