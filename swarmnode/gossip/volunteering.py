@@ -338,8 +338,9 @@ class Volunteer:
         return min(max(self._config.surplus_share, needed), self._config.max_surplus_share)
 
     def _most_spare(self, view: View, counts: F32, target: F32) -> tuple[float, ExpertRange, bool] | None:
-        """Of what we serve, the piece that is missed least: (its scarcity without us, itself, whether it has more
-        than `surplus` times its target). None if giving any up would leave less than a replica.
+        """Of the pieces we serve of which there are `spare_replicas` at least, ours counted, the one that is missed
+        least: (its scarcity without us, itself, whether it has more than `surplus` times its target). None if there is
+        no such piece.
         """
         found: list[tuple[float, ExpertRange, bool]] = []
         spoken_for = {part for entry in self._entries.values() for part in entry.instead_of}
