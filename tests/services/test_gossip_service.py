@@ -162,8 +162,8 @@ async def test_clocks_that_differ_by_little_change_nothing() -> None:
 
 def test_how_long_this_machine_slept_does_not_grow_while_it_is_awake() -> None:
     first = asleep_s()
-    assert first >= -0.001
-    assert asleep_s() - first < MAX_NAP_S / 10
+    assert first > -MAX_NAP_S / 10  # the two clocks are not read at one moment
+    assert abs(asleep_s() - first) < MAX_NAP_S / 10
 
 
 async def test_a_record_that_nobody_renews_ends() -> None:
