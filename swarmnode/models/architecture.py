@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from swarmnode.compute.tensors import Tensor
 from swarmnode.models.blocks.moe import LayerOutput
+from swarmnode.models.blocks.steps import Projected, StepShapes
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import LayerBuilder
 from swarmnode.models.weight_spec import WeightSpec
@@ -33,10 +34,30 @@ class Architecture(Protocol):
         """Name -> (ggml type, sizes) of what a slot keeps for a layer."""
         ...
 
-    def build_layer(self, b: LayerBuilder, x: Tensor) -> LayerOutput:
-        """One layer but for its routed experts. x f32 [n_embd, T]."""
+    def step_shapes(self, hparams: Hparams, layer: int) -> StepShapes:
+        """What the steps below hand on."""
+        ...
+
+    def build_pre(self, b: LayerBuilder, x: Tensor) -> Projected:
+        """x f32 [n_embd, T] -> what attention needs of every row; row by row."""
+        ...
+
+    def build_core(self, b: LayerBuilder, into: Sequence[Tensor]) -> Tensor:
+        """The only step that reads and writes a slot's state: T new tokens of one slot, in order."""
+        ...
+
+    def build_post(self, b: LayerBuilder, x: Tensor, out: Tensor, kept: Tensor) -> LayerOutput:
+        """The core's output, what `build_pre` kept, and its x -> the rest of the layer but for its routed experts, for
+        the last `n_out` rows; row by row.
+        """
         ...
 
     def build_logits(self, b: LayerBuilder, x: Tensor) -> Tensor:
         """x f32 [n_embd, T] behind the last layer -> logits f32 [n_vocab, T]."""
         ...
+
+
+def build_layer(architecture: Architecture, b: LayerBuilder, x: Tensor) -> LayerOutput:
+    """One layer of one slot but for its routed experts: the three steps in one graph. x f32 [n_embd, T]."""
+    projected = architecture.build_pre(b, x)
+    return architecture.build_post(b, x, architecture.build_core(b, projected.into), projected.kept)

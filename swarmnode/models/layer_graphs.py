@@ -20,7 +20,7 @@ from swarmnode.compute.devices import Device
 from swarmnode.compute.expert_graph import StackedExperts, add_routed_experts
 from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
 from swarmnode.compute.tensors import Tensor, WeightSet
-from swarmnode.models.architecture import Architecture
+from swarmnode.models.architecture import Architecture, build_layer
 from swarmnode.models.base import Callback
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import LayerBuilder
@@ -218,14 +218,14 @@ class LayerGraphs:
         return _layer_output(b, given, shared, residual, b.layer - 1)
 
     def _add_whole_layer(self, b: LayerBuilder, x: Tensor, experts: StackedExperts) -> Tensor:
-        out = self._architecture.build_layer(b, x)
+        out = build_layer(self._architecture, b, x)
         b.g.output(ids_name(b.layer), b.g.cont(out.ids))
         routed = add_routed_experts(b.g, experts, out.rows, out.ids, out.weights)
         return _layer_output(b, routed, out.shared, out.residual, b.layer)
 
     def _add_cut_layer(self, b: LayerBuilder, slot: int, x: Tensor) -> None:
         g = b.g
-        out = self._architecture.build_layer(b, x)
+        out = build_layer(self._architecture, b, x)
         g.output(ROWS, out.rows)
         g.output(IDS, g.cont(out.ids))
         g.output(WEIGHTS, out.weights)

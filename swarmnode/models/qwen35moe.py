@@ -12,8 +12,22 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from swarmnode.compute.tensors import Tensor
-from swarmnode.models.blocks.attention import attention_state, attention_weights, build_gated_attention
-from swarmnode.models.blocks.delta_net import build_delta_net, delta_net_state, delta_net_weights
+from swarmnode.models.blocks.attention import (
+    attend,
+    attention_shapes,
+    attention_state,
+    attention_weights,
+    finish_attention,
+    project_attention,
+)
+from swarmnode.models.blocks.delta_net import (
+    delta_net_shapes,
+    delta_net_state,
+    delta_net_weights,
+    finish_delta_net,
+    project_delta_net,
+    run_delta_net,
+)
 from swarmnode.models.blocks.moe import (
     LayerOutput,
     build_router,
@@ -21,6 +35,7 @@ from swarmnode.models.blocks.moe import (
     router_weights,
     shared_expert_weights,
 )
+from swarmnode.models.blocks.steps import Projected, StepShapes
 from swarmnode.models.hparams import (
     MAX_CHANNELS,
     MAX_CONTEXT,
@@ -112,11 +127,25 @@ class Qwen35Moe:
         """Name -> (ggml type, sizes) of what a slot keeps for a layer."""
         return delta_net_state(hparams) if hparams.recurrent[layer] else attention_state(hparams, n_ctx)
 
-    def build_layer(self, b: LayerBuilder, x: Tensor) -> LayerOutput:
-        """x f32 [n_embd, T]: attention, residual, norm, gate and shared expert of one layer."""
+    def step_shapes(self, hparams: Hparams, layer: int) -> StepShapes:
+        """What the steps below hand on."""
+        return delta_net_shapes(hparams) if hparams.recurrent[layer] else attention_shapes(hparams)
+
+    def build_pre(self, b: LayerBuilder, x: Tensor) -> Projected:
+        """x f32 [n_embd, T]: norm and projections."""
         cur = b.cb(b.rms_norm(x, b.weight("attn_norm.weight")), "attn_norm")
-        recurrent = b.hparams.recurrent[b.layer]
-        cur = build_delta_net(b, cur) if recurrent else build_gated_attention(b, cur, ROPE_IMROPE)
+        if b.hparams.recurrent[b.layer]:
+            return project_delta_net(b, cur)
+        return project_attention(b, cur, ROPE_IMROPE)
+
+    def build_core(self, b: LayerBuilder, into: Sequence[Tensor]) -> Tensor:
+        """Attention or delta net of one slot."""
+        return run_delta_net(b, *into) if b.hparams.recurrent[b.layer] else attend(b, *into)
+
+    def build_post(self, b: LayerBuilder, x: Tensor, out: Tensor, kept: Tensor) -> LayerOutput:
+        """Output projection, residual, norm, gate and shared expert."""
+        finish = finish_delta_net if b.hparams.recurrent[b.layer] else finish_attention
+        cur = finish(b, out, kept)
         residual = b.cb(b.g.add(b.last_tokens(cur), b.last_tokens(x)), "attn_residual")
         cur = b.cb(b.rms_norm(residual, b.weight("post_attention_norm.weight")), "attn_post_norm")
         ids, weights = build_router(b, cur)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from swarmnode.compute import ggml
 from swarmnode.compute.tensors import Tensor
+from swarmnode.models.blocks.steps import Projected, StepShapes
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import LayerBuilder
 from swarmnode.models.weight_spec import WeightSpec, matrix, vector
@@ -37,10 +38,18 @@ def attention_state(hparams: Hparams, n_ctx: int) -> Mapping[str, tuple[int, tup
     return {K_CACHE: cache, V_CACHE: cache}
 
 
-def build_gated_attention(b: LayerBuilder, cur: Tensor, rope_mode: int) -> Tensor:
-    """cur f32 [n_embd, T] -> f32 [n_embd, T] (llama.cpp qwen35moe.cpp, build_layer_attn).
+def attention_shapes(hparams: Hparams) -> StepShapes:
+    """What the steps hand on: q, k and v into the core, its output, and the gate for the last step."""
+    q = (hparams.n_embd_head, hparams.n_head)
+    k = (hparams.n_embd_head, hparams.n_head_kv)
+    return StepShapes(into=(q, k, (hparams.n_embd_kv,)), out=q, kept=(hparams.n_head * hparams.n_embd_head,))
 
-    Of each head's 2 * n_embd_head rows of q, the first half is the query and the second the gate.
+
+def project_attention(b: LayerBuilder, cur: Tensor, rope_mode: int) -> Projected:
+    """cur f32 [n_embd, T] -> q, k (rotated) and v, and the gate before its sigmoid; row by row.
+
+    llama.cpp qwen35moe.cpp, build_layer_attn, up to the cache. Of each head's 2 * n_embd_head rows of q, the first half
+    is the query and the second the gate.
     """
     g, hp = b.g, b.hparams
     head, n_head, n_tokens = hp.n_embd_head, hp.n_head, b.n_tokens
@@ -53,10 +62,19 @@ def build_gated_attention(b: LayerBuilder, cur: Tensor, rope_mode: int) -> Tenso
     k = b.cb(b.rms_norm(k, b.weight("attn_k_norm.weight")), "Kcur_normed")
     q = b.cb(_rope(b, q, rope_mode), "Qcur")
     k = b.cb(_rope(b, k, rope_mode), "Kcur")
-    b.cb(v, "Vcur")
+    return Projected((q, k, b.cb(v, "Vcur")), gate)
+
+
+def attend(b: LayerBuilder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Write k and v of the new tokens of a slot into its cache and look at it: f32 [head, n_head, T]."""
     _store(b, k, v)
-    attended = _attend(b, q)
-    attended = b.cb(g.reshape(attended, head * n_head, n_tokens), "attn_pregate")
+    return _attend(b, q)
+
+
+def finish_attention(b: LayerBuilder, attended: Tensor, gate: Tensor) -> Tensor:
+    """What `attend` gave and the gate f32 [n_embd_q, T] -> f32 [n_embd, T]; row by row."""
+    g, hp = b.g, b.hparams
+    attended = b.cb(g.reshape(attended, hp.n_head * hp.n_embd_head, b.n_tokens), "attn_pregate")
     gate = b.cb(g.sigmoid(gate), "gate_sigmoid")
     gated = b.cb(g.mul(attended, gate), "attn_gated")
     return b.cb(b.linear("attn_output", gated), "attn_output")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from swarmnode.compute import ggml
 from swarmnode.compute.tensors import Tensor
+from swarmnode.models.blocks.steps import Projected, StepShapes
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import LayerBuilder
 from swarmnode.models.weight_spec import WeightSpec, matrix, vector
@@ -41,23 +42,42 @@ def delta_net_state(hparams: Hparams) -> Mapping[str, tuple[int, tuple[int, ...]
     }
 
 
-def build_delta_net(b: LayerBuilder, cur: Tensor) -> Tensor:
-    """cur f32 [n_embd, T] -> f32 [n_embd, T] (llama.cpp qwen35moe.cpp, build_layer_attn_linear).
+def delta_net_shapes(hparams: Hparams) -> StepShapes:
+    """What the steps hand on: qkv, decay and beta into the core, its output, and z for the last step."""
+    size, n_heads = hparams.ssm_d_state, hparams.ssm_dt_rank
+    into = ((hparams.ssm_n_channels,), (1, n_heads), (1, n_heads))
+    return StepShapes(into=into, out=(size, n_heads), kept=(size * n_heads,))
 
-    V head h reads K head h % ssm_n_group: the converter stores V heads in that order.
+
+def project_delta_net(b: LayerBuilder, cur: Tensor) -> Projected:
+    """cur f32 [n_embd, T] -> qkv before the convolution, logarithm of the decay, beta, and z; row by row.
+
+    llama.cpp qwen35moe.cpp, build_layer_attn_linear, up to the convolution.
     """
-    g, hp = b.g, b.hparams
-    size, n_heads, n_tokens = hp.ssm_d_state, hp.ssm_dt_rank, b.n_tokens
+    g, n_heads, n_tokens = b.g, b.hparams.ssm_dt_rank, b.n_tokens
     qkv = b.cb(b.linear("attn_qkv", cur), "linear_attn_qkv_mixed")
     z = b.cb(b.linear("attn_gate", cur), "z")
     beta = g.reshape(b.linear("ssm_beta", cur), 1, n_heads, n_tokens, 1)
     beta = b.cb(g.sigmoid(beta), "beta_sigmoid")
-    decay = _log_decay(b, cur)
+    return Projected((qkv, _log_decay(b, cur), beta), z)
+
+
+def run_delta_net(b: LayerBuilder, qkv: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    """Take a slot's convolution and state on by its new tokens: outputs f32 [size, n_heads, T, 1].
+
+    V head h reads K head h % ssm_n_group: the converter stores V heads in that order.
+    """
+    g = b.g
     q, k, v = _convolve(b, qkv)
     result = g.gated_delta_net(q, k, v, decay, beta, b.state(SSM_STATE))
     out, new_state = _split_result(b, result)
     g.expand(g.cpy(new_state, b.state(SSM_STATE)))
-    b.cb(out, "attn_output")
+    return b.cb(out, "attn_output")
+
+
+def finish_delta_net(b: LayerBuilder, out: Tensor, z: Tensor) -> Tensor:
+    """What `run_delta_net` gave and z f32 [size * n_heads, T] -> f32 [n_embd, T]; row by row."""
+    g, size, n_heads, n_tokens = b.g, b.hparams.ssm_d_state, b.hparams.ssm_dt_rank, b.n_tokens
     gate = g.silu(g.reshape(z, size, n_heads, n_tokens, 1))
     out = g.mul(b.rms_norm(out, b.weight("ssm_norm.weight")), gate)
     out = b.cb(g.reshape(out, size * n_heads, n_tokens), "final_output")
