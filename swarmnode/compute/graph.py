@@ -81,6 +81,27 @@ class Workspace:
         self._close()
 
 
+class SharedWorkspace(Workspace):
+    """Memory that graphs share which keep nothing in it: all that they read first and leave behind is in tensors of
+    their own (weights, states). They may be computed in any order and again and again, until the memory has to grow
+    for a new one: then `Graph.is_stale`. Such graphs have no inputs and outputs. On the CPU only: elsewhere, a
+    scheduler belongs to one graph at a time.
+    """
+
+    def __init__(self, device: Device) -> None:
+        if not device.is_host:
+            raise UsageError(f"{device.info.name} cannot share the memory of graphs")
+        super().__init__(device)
+
+    def allocate(self, cgraph: Any) -> Handle:
+        """Give the graph the memory. DeviceError without."""
+        turn, n_bytes = self.turn, self.n_bytes
+        scheduler = super().allocate(cgraph)
+        if self.n_bytes == n_bytes:  # ggml moves the memory only to make it larger
+            self.turn = turn
+        return scheduler
+
+
 def _new_scheduler(device: Device, n_slots: int) -> Handle:
     backends = (ctypes.c_void_p * 2)(device.backend, device.cpu_backend)
     return ggml.check_handle(
@@ -118,6 +139,7 @@ class GraphBuilder(Ops):
         self._cgraph = api.ggml_new_graph_custom(self._arena.context, max_nodes, False)
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
+        self._has_effects = False
 
     def input(self, name: str, ggml_type: int, *ne: int, keep: bool = True) -> Tensor:
         """A tensor to be written before `compute`.
@@ -149,6 +171,7 @@ class GraphBuilder(Ops):
 
     def expand(self, tensor: Tensor) -> None:
         """Compute a tensor for its side effect (cpy, set_rows), before what is added later."""
+        self._has_effects = True
         api.ggml_build_forward_expand(self._cgraph, self._take(tensor))
 
     def build(self, workspace: Workspace | None = None) -> Graph:
@@ -156,8 +179,12 @@ class GraphBuilder(Ops):
 
         By default it has memory of its own; in a workspace, it may be computed until the next is built there.
         """
-        if not self._outputs:
-            raise UsageError("a graph needs an output")
+        if not self._has_effects:
+            raise UsageError("a graph needs an output or an effect")
+        if isinstance(workspace, SharedWorkspace) and (self._inputs or self._outputs):
+            raise UsageError(
+                "a graph in a shared workspace keeps nothing there: it has no inputs and outputs"
+            )
         for name, tensor in self._inputs.items():
             if not _in_graph(self._cgraph, tensor):
                 raise UsageError(f"input {name} leads to no output")
@@ -218,6 +245,11 @@ class Graph:
     def n_bytes(self) -> int:
         """Memory this graph holds: tensor structs and work buffers (not the weights, not a workspace)."""
         return int(self._arena.n_bytes) + (0 if self._borrowed else self._memory.n_bytes)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its workspace went to a newer graph, so that it cannot be computed any more."""
+        return self._turn != self._memory.turn or self._memory.closed
 
     def set(self, name: str, values: npt.NDArray[Any]) -> None:
         """Write an input; UsageError for another dtype or shape (ne reversed)."""
@@ -285,7 +317,7 @@ class Graph:
     def _check_open(self) -> None:
         if self._closed or self._device.closed or not self._arenas_are_open():
             raise DeviceError("the graph, its device or a tensor that it uses was closed")
-        if self._turn != self._memory.turn or self._memory.closed:
+        if self.is_stale:
             raise DeviceError("the graph's workspace belongs to a newer graph, or was closed")
 
     def _arenas_are_open(self) -> bool:

@@ -152,6 +152,27 @@ def read_tensor(tensor: Tensor) -> npt.NDArray[Any]:
     return values
 
 
+def write_part(tensor: Tensor, values: npt.NDArray[Any], start: int = 0) -> None:
+    """Copy an array over the elements of a contiguous tensor from `start` on, in memory order.
+
+    UsageError for another dtype, or more elements than there are.
+    """
+    source = np.ascontiguousarray(values)
+    item = source.dtype.itemsize
+    if source.dtype != ggml.NUMPY_TYPES[tensor.type] or not 0 <= start <= tensor.n_elements - source.size:
+        raise UsageError(f"{source.dtype}{list(source.shape)} at {start} does not fit {tensor!r}")
+    api.ggml_backend_tensor_set(tensor.pointer, source.ctypes.data, start * item, source.nbytes)
+
+
+def read_part(tensor: Tensor, *shape: int) -> npt.NDArray[Any]:
+    """A copy of the first elements of a contiguous tensor, as many as the shape has. UsageError if it has fewer."""
+    values = np.empty(shape, ggml.NUMPY_TYPES[tensor.type])
+    if values.size > tensor.n_elements:
+        raise UsageError(f"{tensor!r} has no {list(shape)} to read")
+    api.ggml_backend_tensor_get(tensor.pointer, values.ctypes.data, 0, values.nbytes)
+    return values
+
+
 def byte_view(data: BytesLike, what: str) -> npt.NDArray[np.uint8]:
     """u8 view of any contiguous buffer, without a copy; it keeps the buffer alive. UsageError if it is
     none.

@@ -11,8 +11,8 @@ import pytest
 
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device, open_device
-from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
-from swarmnode.compute.tensors import Tensor, WeightSet
+from swarmnode.compute.graph import Graph, GraphBuilder, SharedWorkspace, Workspace
+from swarmnode.compute.tensors import Tensor, WeightSet, read_part, write_part
 from swarmnode.errors import DeviceError, UnsupportedModelError, UsageError
 
 F32Array = npt.NDArray[np.float32]
@@ -335,3 +335,63 @@ def test_thread_count_changes_no_bit(n_threads: int) -> None:
         weights.close()
         opened.close()
     assert results[0] == results[1]
+
+
+def test_graphs_in_a_shared_workspace_take_turns_until_it_grows(device: Device) -> None:
+    states = WeightSet(device)
+    x = states.state("x", ggml.F32, (8,))
+    y = states.state("y", ggml.F32, (8,))
+    workspace = SharedWorkspace(device)
+
+    def graph(n_steps: int, factor: float) -> Graph:
+        builder = GraphBuilder(device, 64)
+        value = builder.scale(x, factor)
+        columns = [value] if n_steps == 0 else [builder.concat(value, value, 1)]
+        for _ in range(n_steps - 1):
+            columns.append(builder.concat(columns[-1], columns[-1], 1))
+        last = columns[-1]
+        builder.expand(builder.cpy(builder.view(last, (8,), (), 0), y))
+        return builder.build(workspace)
+
+    graphs = [graph(3, 2.0), graph(0, 3.0), graph(2, 5.0)]
+    assert not any(built.is_stale for built in graphs)
+    n_bytes = workspace.n_bytes
+    for turn in range(3):
+        states.write("x", np.full(8, 1.0 + turn, np.float32))
+        for built, factor in zip(graphs, (2.0, 3.0, 5.0), strict=True):
+            built.compute()
+            np.testing.assert_array_equal(states.read("y"), np.full(8, factor * (1.0 + turn), np.float32))
+    larger = graph(12, 7.0)
+    assert workspace.n_bytes > n_bytes
+    assert all(built.is_stale for built in graphs)
+    with pytest.raises(DeviceError, match="newer graph"):
+        graphs[0].compute()
+    larger.compute()
+    np.testing.assert_array_equal(states.read("y"), np.full(8, 21.0, np.float32))
+    workspace.close()
+    with pytest.raises(DeviceError, match="closed"):
+        larger.compute()
+    states.close()
+
+
+def test_a_graph_in_a_shared_workspace_keeps_nothing_there(device: Device) -> None:
+    workspace = SharedWorkspace(device)
+    builder = GraphBuilder(device)
+    builder.output("y", builder.scale(builder.input("x", ggml.F32, 4), 2.0))
+    with pytest.raises(UsageError, match="keeps nothing there"):
+        builder.build(workspace)
+    workspace.close()
+
+
+def test_parts_of_a_tensor(device: Device) -> None:
+    states = WeightSet(device)
+    x = states.state("x", ggml.F32, (4, 3))
+    write_part(x, np.arange(6, dtype=np.float32), 4)
+    np.testing.assert_array_equal(read_part(x, 2, 4), [[0, 0, 0, 0], [0, 1, 2, 3]])
+    np.testing.assert_array_equal(states.read("x")[2], [4, 5, 0, 0])
+    for values, start in ((np.zeros(4, np.float32), 9), (np.zeros(1, np.float32), -1), (np.zeros(1), 0)):
+        with pytest.raises(UsageError, match="does not fit"):
+            write_part(x, values, start)
+    with pytest.raises(UsageError, match="has no"):
+        read_part(x, 13)
+    states.close()
