@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from weakref import WeakSet
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,9 +11,12 @@ from swarmnode.compute.devices import Device
 from swarmnode.compute.expert_graph import StackedExperts
 from swarmnode.compute.row_table import RowTable
 from swarmnode.config import ModelsConfig
-from swarmnode.errors import ContextFullError, DeviceError, UnsupportedModelError, UsageError
+from swarmnode.errors import ContextFullError, UnsupportedModelError, UsageError
 from swarmnode.models.architecture import Architecture
-from swarmnode.models.base import Callback, Checkpoint, Chosen, ExpertCall, F32Array, Stacked
+from swarmnode.models.base import Callback, Checkpoint, Chosen, ExpertCall, F32Array, Part, Stacked
+from swarmnode.models.batch import TokenBatches
+from swarmnode.models.batch_buffers import BatchBuffers
+from swarmnode.models.batch_graphs import BatchGraphs
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX
 from swarmnode.models.layer_graphs import (
     IDS,
@@ -26,34 +29,22 @@ from swarmnode.models.layer_graphs import (
     LayerGraphs,
     ids_name,
 )
+from swarmnode.models.lockstep import Lane, check_routed, run_together
+from swarmnode.models.slot import Slot, not_finite
 from swarmnode.models.state import SlotStates
 from swarmnode.models.weight_spec import bind_weights
 from swarmnode.weights.index import ModelIndex
 
 _MAX_SLOTS = 1024
-_F32 = np.dtype(np.float32)
 
 
-class _Slot:
-    """Where one sequence stands."""
+class _Member(NamedTuple):
+    """A part of a pass, checked."""
 
-    __slots__ = ("checkpoints", "index", "n_past", "poisoned", "unfinished")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.n_past = 0
-        self.unfinished = False
-        """A pass began and did not end: some layers have seen tokens that others have not."""
-        self.poisoned = False
-        """A pass ended in numbers that are not finite: some may be in the KV cache."""
-        self.checkpoints: WeakSet[Checkpoint] = WeakSet()
-        """Those of which the KV cache still holds every token."""
-
-    def begin(self) -> None:
-        """A pass begins: from `n_past` on, cells are written."""
-        self.unfinished = True
-        for checkpoint in [kept for kept in self.checkpoints if kept.n_past > self.n_past]:
-            self.checkpoints.discard(checkpoint)
+    slot: Slot
+    ids: list[int]
+    n_out: int
+    """0, 1 or len(ids)"""
 
 
 class Backbone:
@@ -103,7 +94,30 @@ class Backbone:
         self._graphs = LayerGraphs(
             device, architecture, self.hparams, self._weights, self._states, n_slots=n_slots
         )
-        self._slots = [_Slot(slot) for slot in range(n_slots)]
+        self._batch_graphs: BatchGraphs | None = None
+        self._batches: TokenBatches | None = None
+        if self._states.batch is not None:
+            self._open_batches(device, architecture, self._states.batch)
+        self._slots = [Slot(slot) for slot in range(n_slots)]
+
+    def _open_batches(self, device: Device, architecture: Architecture, buffers: BatchBuffers) -> None:
+        self._batch_graphs = BatchGraphs(
+            device,
+            architecture,
+            self.hparams,
+            self._weights,
+            self._states,
+            buffers,
+            self._graphs.workspace,
+        )
+        self._batches = TokenBatches(
+            self._batch_graphs,
+            buffers,
+            self.hparams,
+            self._embeddings,
+            self._attention_inputs,
+            self._n_kv,
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -120,7 +134,15 @@ class Backbone:
     ) -> Generator[ExpertCall, F32Array, F32Array]:
         ids = list(tokens)
         self._check_pass(self._slot(slot), ids)
-        return self._run(self._slot(slot), ids, all_logits, stacked, chosen)
+        n_out = len(ids) if all_logits else 1
+        return self._run(_Member(self._slot(slot), ids, n_out), stacked, chosen)
+
+    def forward_batch(
+        self, parts: Sequence[Part], *, stacked: Stacked | None = None, chosen: Chosen | None = None
+    ) -> Generator[ExpertCall, F32Array, list[F32Array]]:
+        members = [_Member(self._slot(slot), list(tokens), n_out) for slot, tokens, n_out in parts]
+        self._check_batch(members)
+        return self._run_batch(members, stacked, chosen)
 
     def reset(self, slot: int) -> None:
         state = self._slot(slot)
@@ -156,32 +178,78 @@ class Backbone:
         return self._slot(slot).n_past
 
     def close(self) -> None:
+        if self._batch_graphs is not None:
+            self._batch_graphs.close()
         self._graphs.close()
         self._states.close()
         self._weights.close()
 
     # -- one pass
 
+    def _run_batch(
+        self, members: list[_Member], stacked: Stacked | None, chosen: Chosen | None
+    ) -> Generator[ExpertCall, F32Array, list[F32Array]]:
+        if len(members) == 1:
+            return [(yield from self._run(members[0], stacked, chosen))]
+        self._check_batch(members)  # again: slots may have moved since `forward_batch` was called
+        for slot, _, _ in members:
+            slot.begin()
+        lanes = self._lanes(members)
+        results = yield from run_together(lanes, self.n_layer, self.n_embd)
+        logits = [np.empty((0, self.n_vocab), np.float32) for _ in members]
+        for lane, result in zip(lanes, results, strict=True):
+            start = 0
+            for place, n in zip(lane.places, lane.n_last, strict=True):
+                if result is not None and n:
+                    logits[place] = result[start : start + n]
+                start += n
+        for slot, ids, _ in members:
+            slot.n_past += len(ids)
+            slot.unfinished = False
+        return logits
+
+    def _lanes(self, members: list[_Member]) -> list[Lane]:
+        """Single tokens go together. Several of a slot go on their own, as they would alone: so many rows gain little
+        by more, and float mat-muls of several columns have other last bits than those of one.
+        """
+        lanes = []
+        for place, (slot, ids, n) in enumerate(members):
+            if len(ids) > 1:
+                steps = self._chunk(slot, ids, max(1, n), n > 0, None, None)
+                lanes.append(Lane(steps, [place], [len(ids)], [n]))
+        singles = [place for place, member in enumerate(members) if len(member.ids) == 1]
+        if singles and self._batches is not None:
+            singles.sort(key=lambda place: -members[place].n_out)  # those with logits first
+            n_out = [members[place].n_out for place in singles]
+            slots = [members[place].slot for place in singles]
+            steps = self._batches.run(slots, [members[place].ids[0] for place in singles], sum(n_out))
+            lanes.append(Lane(steps, singles, [1] * len(singles), n_out))
+        return lanes
+
     def _run(
-        self, slot: _Slot, ids: list[int], all_logits: bool, stacked: Stacked | None, chosen: Chosen | None
+        self, member: _Member, stacked: Stacked | None, chosen: Chosen | None
     ) -> Generator[ExpertCall, F32Array, F32Array]:
+        slot, ids, n_wanted = member
         self._check_pass(slot, ids)  # again: the slot may have moved since `forward` was called
         slot.begin()
         logits: list[F32Array] = []
         for start in range(0, len(ids), self._n_ubatch):
             chunk = ids[start : start + self._n_ubatch]
-            wants_logits = all_logits or start + len(chunk) == len(ids)
-            n_out = len(chunk) if all_logits else 1
+            is_all, is_last = n_wanted == len(ids), start + len(chunk) == len(ids)
+            wants_logits = is_all or (is_last and n_wanted > 0)
+            n_out = len(chunk) if is_all else 1
             out = yield from self._chunk(slot, chunk, n_out, wants_logits, stacked, chosen)
             if out is not None:
                 logits.append(out)
             slot.n_past += len(chunk)
         slot.unfinished = False
-        return logits[0] if len(logits) == 1 else np.concatenate(logits)
+        if len(logits) == 1:
+            return logits[0]
+        return np.concatenate(logits) if logits else np.empty((0, self.n_vocab), np.float32)
 
     def _chunk(
         self,
-        slot: _Slot,
+        slot: Slot,
         ids: list[int],
         n_out: int,
         wants_logits: bool,
@@ -193,7 +261,7 @@ class Backbone:
         The last layer goes on with `n_out` tokens only, and without its experts if no logits are wanted.
         """
         n_tokens, last = len(ids), self.n_layer - 1
-        n_kv = min(self._n_cells, _round_up(slot.n_past + n_tokens, self._kv_pad))
+        n_kv = self._n_kv(slot.n_past + n_tokens)
         kv_inputs = self._attention_inputs(slot.n_past, n_tokens, n_kv)
         fuses = n_tokens == 1 and wants_logits and self.callback is None
         self._graphs.traces = self.callback is not None
@@ -219,48 +287,45 @@ class Backbone:
             if cut == last and not wants_logits:
                 return None
             values = yield call
-            self._check_routed(values, n)
+            check_routed(values, n, self.n_embd)
             if self.callback is not None:
                 self.callback("ffn_moe_out", cut, values)
             first = cut + 1
 
-    def _take_call(self, slot: _Slot, graph: LayerGraph, first: int, cut: int) -> ExpertCall:
+    def _take_call(self, slot: Slot, graph: LayerGraph, first: int, cut: int) -> ExpertCall:
         call = ExpertCall(cut, graph.read(ROWS), graph.read(IDS), graph.read(WEIGHTS))
         self._finish(slot, graph, first, cut)
         return call
 
-    def _take_logits(self, slot: _Slot, graph: LayerGraph, first: int) -> F32Array:
+    def _take_logits(self, slot: Slot, graph: LayerGraph, first: int) -> F32Array:
         logits: F32Array = graph.read(LOGITS)
         last = self.n_layer - 1
         self._finish(slot, graph, min(first, last), last)
         return logits
 
-    def _finish(self, slot: _Slot, graph: LayerGraph, first: int, last: int) -> None:
-        """Behind layers first..last: report, check, close. DeviceError for NaN or infinity: mat-muls of quantised
-        weights turn them into zeros, and the zeros into an answer that looks like one.
-        """
+    def _finish(self, slot: Slot, graph: LayerGraph, first: int, last: int) -> None:
+        """Behind layers first..last: report, check, close. DeviceError for NaN or infinity."""
         is_finite = graph.is_finite()
         if self.callback is not None:
             graph.report(self.callback)
         if not graph.is_cached:
             graph.close()
         if not is_finite:
-            slot.poisoned = True
-            slot.checkpoints.clear()  # cells behind them may hold NaN, which no mask hides
-            layers = f"layer {last}" if first == last else f"layers {first} to {last}"
-            raise DeviceError(
-                f"the model's numbers are not finite in {layers}: the file is damaged (compare its checksum), or "
-                "the layer before got a wrong answer from its experts"
-            )
+            slot.poison()
+            raise not_finite(first, last)
+
+    def _n_kv(self, n_tokens: int) -> int:
+        """Cells that attention looks at for the first n tokens of a slot."""
+        return min(self._n_cells, _round_up(n_tokens, self._kv_pad))
 
     # -- checks
 
-    def _slot(self, slot: int) -> _Slot:
+    def _slot(self, slot: int) -> Slot:
         if not 0 <= slot < self.n_slots:
             raise UsageError(f"slot {slot} does not exist; there are {self.n_slots}")
         return self._slots[slot]
 
-    def _check_pass(self, slot: _Slot, ids: list[int]) -> None:
+    def _check_pass(self, slot: Slot, ids: list[int]) -> None:
         if not ids:
             raise UsageError("there are no tokens to compute")
         if min(ids) < 0 or max(ids) >= self.n_vocab:
@@ -273,10 +338,22 @@ class Backbone:
                 f"{slot.n_past} + {len(ids)} tokens do not fit the context of {self.n_ctx}"
             )
 
-    def _check_routed(self, values: object, n: int) -> None:
-        expected = (n, self.n_embd)
-        if not isinstance(values, np.ndarray) or values.dtype != _F32 or values.shape != expected:
-            raise UsageError(f"the routed output must be float32{list(expected)}")
+    def _check_batch(self, members: list[_Member]) -> None:
+        if not members:
+            raise UsageError("there are no parts to compute")
+        for slot, ids, n_out in members:
+            self._check_pass(slot, ids)
+            if n_out not in (0, 1, len(ids)):
+                raise UsageError(f"logits of {n_out} of {len(ids)} tokens are not none, one or all")
+        if len(members) == 1:
+            return
+        if len({slot.index for slot, _, _ in members}) < len(members):
+            raise UsageError("a slot has two parts in one pass")
+        n_tokens = sum(len(ids) for _, ids, _ in members)
+        if n_tokens > self._n_ubatch:
+            raise UsageError(f"{n_tokens} tokens of several slots are more than {self._n_ubatch}")
+        if self.callback is not None:
+            raise UsageError("a callback takes passes of one slot only")
 
 
 def _check_sizes(index: ModelIndex, n_ctx: int, n_slots: int, n_ctx_train: int) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from swarmnode.compute.expert_graph import StackedExperts
 
+_Logits = TypeVar("_Logits")
 F32Array: TypeAlias = npt.NDArray[np.float32]
 I32Array: TypeAlias = npt.NDArray[np.int32]
 Callback: TypeAlias = Callable[[str, int, npt.NDArray[Any]], None]
@@ -24,6 +25,15 @@ Stacked: TypeAlias = Callable[[int], StackedExperts | None]
 
 Chosen: TypeAlias = Callable[[int, I32Array], None]
 """`chosen(layer, ids)`: the experts of a layer, i32 [T, n_expert_used], that was computed without a call."""
+
+
+class Part(NamedTuple):
+    """What a pass over several slots does for one of them."""
+
+    slot: int
+    tokens: Sequence[int]
+    n_out: int
+    """Logits wanted: 0, 1 (of the last token) or len(tokens) (of all)."""
 
 
 class ExpertCall(NamedTuple):
@@ -75,7 +85,7 @@ class Model(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Memory of all slots' KV caches and recurrent states, allocated when the model was opened."""
+        """Memory of all slots' KV caches and recurrent states and of buffers between graphs, allocated at opening."""
         ...
 
     def forward(
@@ -99,6 +109,23 @@ class Model(Protocol):
 
         Raises UsageError (no tokens, a token id out of range, a bad slot, an unusable slot, an array of another
         shape sent in), ContextFullError (the tokens do not fit; the slot is unchanged), DeviceError.
+        """
+        ...
+
+    def forward_batch(
+        self, parts: Sequence[Part], *, stacked: Stacked | None = None, chosen: Chosen | None = None
+    ) -> Generator[ExpertCall, F32Array, list[F32Array]]:
+        """Append the tokens of each part to its slot; return the logits of each part, f32 [n_out, n_vocab].
+
+        One part is a pass as `forward` makes it. Several have at most `n_ubatch` tokens together, and one ExpertCall a
+        layer for the rows of all of them, in the parts' order; `stacked` is not asked then. Each row comes out as
+        if its part were alone, bit by bit, wherever ggml's mat-muls compute a column without regard to how many there
+        are: its CPU kernels without repacking do. The last layer's call is for the rows whose logits are wanted.
+        One pass over several slots runs at a time: beginning another one ends it. Passes of one slot may go between.
+        A pass that is not run to its end leaves all of its slots unusable until `reset` or `restore`.
+
+        Raises UsageError as `forward`, and for no parts, a slot named twice, another n_out, too many tokens, a callback
+        that is set; ContextFullError; both before anything changed. DeviceError.
         """
         ...
 
@@ -135,13 +162,13 @@ class Model(Protocol):
 
 
 def run_pass(
-    steps: Generator[ExpertCall, F32Array, F32Array], experts: Callable[[ExpertCall], F32Array]
-) -> F32Array:
+    steps: Generator[ExpertCall, F32Array, _Logits], experts: Callable[[ExpertCall], F32Array]
+) -> _Logits:
     """Run a pass to its end with `experts` computing every call (f32 [T, n_embd]); return the logits."""
     try:
         call = next(steps)
         while True:
             call = steps.send(experts(call))
     except StopIteration as end:
-        logits: F32Array = end.value
+        logits: _Logits = end.value
         return logits

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swarmnode.compute import ggml
+from swarmnode.compute.columns import mul_columns
 from swarmnode.compute.graph import GraphBuilder
 from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.models.hparams import Hparams
@@ -17,7 +20,8 @@ class LayerBuilder:
 
     `g`: the ops; `hparams`; `layer`; `n_tokens`; `n_out`: of how many tokens, the last ones, the layer's result
     is wanted; `n_kv`: how many cells of the KV cache attention looks at; `inputs`: those that the graph's layers
-    share, by name.
+    share, by name. `keeps_columns(type)`: set if the tokens are of several slots, which must not change each other's
+    last bits; whether mat-muls with such weights do not anyway.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class LayerBuilder:
         n_kv: int,
         inputs: dict[str, Tensor],
         traced: list[tuple[str, str, int]] | None,
+        keeps_columns: Callable[[int], bool] | None = None,
     ) -> None:
         self.g = g
         self.hparams = hparams
@@ -46,6 +51,7 @@ class LayerBuilder:
         self._slot = slot
         self._traced = traced
         self._inputs = inputs
+        self._keeps_columns = keeps_columns
 
     # -- tensors
 
@@ -103,7 +109,13 @@ class LayerBuilder:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """`blk.N.<name>.weight` times x."""
-        return self.g.mul_mat(self.weight(f"{name}.weight"), x)
+        return self.mul_mat(self.weight(f"{name}.weight"), x)
+
+    def mul_mat(self, w: Tensor, x: Tensor) -> Tensor:
+        """w [k, n], x f32 [k, T] -> f32 [n, T]."""
+        if self._keeps_columns is None or x.ne[1] == 1 or self._keeps_columns(w.type):
+            return self.g.mul_mat(w, x)
+        return mul_columns(self.g, w, x)
 
     def last_tokens(self, x: Tensor) -> Tensor:
         """The last `n_out` columns of x [n, n_tokens]: nobody asks for the others any more."""

@@ -120,7 +120,8 @@ class LayerGraphs:
         self._states = states
         self._decode: list[OrderedDict[tuple[int, int], LayerGraph]] = [OrderedDict() for _ in range(n_slots)]
         """For each slot by (first layer, cut), the most recently used last."""
-        self._workspace = Workspace(device)
+        self.workspace = Workspace(device)
+        """For graphs that are built, run and closed."""
         self.traces = False
         """Whether graphs keep their named intermediates; such graphs are not cached."""
 
@@ -166,7 +167,7 @@ class LayerGraphs:
             for graph in graphs.values():
                 graph.close()
             graphs.clear()
-        self._workspace.close()
+        self.workspace.close()
 
     def _build(
         self, slot: int, first: int, whole: tuple[StackedExperts, ...], n_tokens: int, n_out: int, n_kv: int
@@ -203,7 +204,7 @@ class LayerGraphs:
             g.output(LOGITS, self._architecture.build_logits(b, x))
         else:
             self._add_cut_layer(builder(cut), slot, x)
-        graph = g.build(None if is_cached else self._workspace)
+        graph = g.build(None if is_cached else self.workspace)
         return LayerGraph(
             graph, whole, uses_kv=bool(kv_inputs), n_kv=n_kv, is_cached=is_cached, traced=traced
         )
@@ -263,11 +264,15 @@ class AttentionInputs:
     def __call__(self, n_past: int, n_tokens: int, n_kv: int) -> tuple[npt.NDArray[Any], ...]:
         """Positions i32 [4 T], cells i64 [T], mask f16 [T, n_kv] (0: may look, else -inf)."""
         if n_tokens == 1:  # the same in fewer steps
-            start = self._n_cells - n_past - 1
-            mask = self._mask_row[None, start : start + n_kv]
+            mask = self.mask(n_past, n_kv)[None]
             return np.array([n_past, n_past, n_past, 0], np.int32), np.array([n_past], np.int64), mask
         cells = np.arange(n_past, n_past + n_tokens, dtype=np.int64)
         positions = np.zeros((4, n_tokens), np.int32)
         positions[:3] = cells
         allowed = np.arange(n_kv) <= cells[:, None]
         return positions.ravel(), cells, np.where(allowed, np.float16(0), np.float16(-np.inf))
+
+    def mask(self, n_past: int, n_kv: int) -> npt.NDArray[np.float16]:
+        """The mask of one token, f16 [n_kv]."""
+        start = self._n_cells - n_past - 1
+        return self._mask_row[start : start + n_kv]

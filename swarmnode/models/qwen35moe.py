@@ -155,7 +155,7 @@ class Qwen35Moe:
         """x f32 [n_embd, T] -> logits f32 [n_vocab, T]."""
         x = b.cb(b.rms_norm(x, b.global_weight("output_norm.weight")), "result_norm")
         name = "output.weight" if b.has_global_weight("output.weight") else "token_embd.weight"
-        return b.cb(b.g.mul_mat(b.global_weight(name), x), "result_output")
+        return b.cb(b.mul_mat(b.global_weight(name), x), "result_output")
 
 
 def _layer_weights(hparams: Hparams, layer: int, fused_qkv: bool) -> dict[str, WeightSpec]:

@@ -1,7 +1,8 @@
 """The memory of the sequences: KV caches and recurrent states, allocated once for all slots.
 
 Each slot also has two buffers in which a layer's graph leaves its residual and shared-expert output for the next
-layer's graph, so that neither crosses between host and device while the routed experts are computed.
+layer's graph, so that neither crosses between host and device while the routed experts are computed. Where the
+tokens of several slots go through a graph together, it has others (batch_buffers).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.errors import DeviceError
 from swarmnode.models.architecture import Architecture
 from swarmnode.models.base import F32Array
+from swarmnode.models.batch_buffers import allocate_batch, batch_sizes, n_bytes_of
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import state_name
 
@@ -32,7 +34,8 @@ class SlotStates:
         n_ctx: int,
         n_ubatch: int,
     ) -> None:
-        _check_memory(device, architecture, hparams, n_slots, n_ctx)
+        between = batch_sizes(architecture, hparams, n_slots=n_slots, n_cells=n_ctx)
+        _check_memory(device, architecture, hparams, n_slots, n_ctx, n_bytes_of(between))
         self.tensors = WeightSet(device)
         self._recurrent: list[list[str]] = [[] for _ in range(n_slots)]
         self._caches: list[list[str]] = [[] for _ in range(n_slots)]
@@ -41,6 +44,8 @@ class SlotStates:
                 self._allocate(slot, architecture, hparams, n_ctx)
                 for name in ("residual", "shared"):
                     self.tensors.state(_buffer_name(slot, name), ggml.F32, (hparams.n_embd, n_ubatch))
+            self.batch = allocate_batch(self.tensors, between) if between else None
+            """For one token of each of several slots; None if there is only one."""
         except BaseException:
             self.tensors.close()
             raise
@@ -55,7 +60,7 @@ class SlotStates:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of all slots."""
+        """Memory of all slots and of the buffers between graphs."""
         return self.tensors.allocated_bytes
 
     def residual(self, slot: int) -> Tensor:
@@ -96,10 +101,11 @@ class SlotStates:
 
 
 def _check_memory(
-    device: Device, architecture: Architecture, hparams: Hparams, n_slots: int, n_ctx: int
+    device: Device, architecture: Architecture, hparams: Hparams, n_slots: int, n_ctx: int, n_bytes: int
 ) -> None:
-    """DeviceError for states larger than the device's memory, which the system may promise all the same."""
-    n_bytes = 0
+    """DeviceError for states and `n_bytes` of buffers larger than the device's memory, which the system may promise all
+    the same.
+    """
     for layer in range(hparams.n_layer):
         for ggml_type, ne in architecture.layer_states(hparams, layer, n_ctx).values():
             n_bytes += n_slots * ggml.row_bytes(ggml_type, ne[0]) * math.prod(ne[1:])

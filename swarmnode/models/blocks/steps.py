@@ -29,4 +29,5 @@ class StepShapes:
     """Of each input of the core."""
     out: tuple[int, ...]
     """Of the core's output."""
-    kept: tuple[int]
+    kept: tuple[int, ...]
+    """Of what skips the core: one size."""

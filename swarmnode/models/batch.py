@@ -1,0 +1,115 @@
+"""One token of each of several slots: the dense path of a layer is run once for all of them, the cores slot by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+
+from swarmnode.compute.row_table import RowTable
+from swarmnode.compute.tensors import read_part, write_part
+from swarmnode.errors import UsageError
+from swarmnode.models.base import ExpertCall, F32Array
+from swarmnode.models.batch_buffers import BatchBuffers
+from swarmnode.models.batch_graphs import BatchGraphs
+from swarmnode.models.hparams import Hparams
+from swarmnode.models.layer_graphs import AttentionInputs
+from swarmnode.models.slot import Slot, not_finite
+
+
+class TokenBatches:
+    """Runs them, one at a time. `n_kv_of(n)`: cells that attention looks at for the first n tokens of a slot."""
+
+    def __init__(
+        self,
+        graphs: BatchGraphs,
+        buffers: BatchBuffers,
+        hparams: Hparams,
+        embeddings: RowTable,
+        attention_inputs: AttentionInputs,
+        n_kv_of: Callable[[int], int],
+    ) -> None:
+        self._graphs = graphs
+        self._buffers = buffers
+        self._hparams = hparams
+        self._embeddings = embeddings
+        self._attention_inputs = attention_inputs
+        self._n_kv_of = n_kv_of
+        self._turn = 0
+        """Counts passes: the last one owns the buffers."""
+
+    def run(
+        self, slots: Sequence[Slot], tokens: Sequence[int], n_out: int
+    ) -> Generator[ExpertCall, F32Array, F32Array | None]:
+        """Run tokens[i] of slots[i] through all layers; logits f32 [n_out, n_vocab] of the first ones, None for 0.
+
+        The caller has checked everything and keeps the slots' positions. The last layer's call has the first `n_out`
+        rows, and is left out without any; the other rows are only looked at for numbers that are not finite.
+        Raises UsageError if another batch began meanwhile, DeviceError.
+        """
+        self._turn += 1
+        turn, n_layer, n_rows = self._turn, self._hparams.n_layer, len(slots)
+        cells_seen = self._write_inputs(slots)
+        values = self._embeddings.rows(tokens)
+        for layer in range(n_layer):
+            self._run_layer(layer, slots, cells_seen, values)
+            self._check_finite(slots, read_part(self._buffers.squares, n_rows), layer)
+            n = n_rows if layer < n_layer - 1 else n_out
+            if n == 0:
+                return None
+            values = yield self._take_call(layer, n)
+            if turn != self._turn:
+                raise UsageError(
+                    "another pass over several slots began before this one ended; reset its slots"
+                )
+        write_part(self._buffers.given, values)
+        logits, squares = self._graphs.run_logits(n_out)
+        self._check_finite(slots, squares, n_layer - 1)
+        return logits
+
+    def _run_layer(
+        self, layer: int, slots: Sequence[Slot], cells_seen: Sequence[int], values: F32Array
+    ) -> None:
+        """Up to the experts; `values`: embeddings, or the routed output of the layer before."""
+        write_part(self._buffers.given, values)
+        self._graphs.run_dense("pre", layer, len(slots))
+        for slot, n_kv in zip(slots, cells_seen, strict=True):
+            self._graphs.run_core(slot.index, layer, n_kv)
+        self._graphs.run_dense("post", layer, len(slots))
+
+    def _write_inputs(self, slots: Sequence[Slot]) -> list[int]:
+        """Write what the graphs of all layers read; how many cells each slot's attention looks at."""
+        buffers, n_rows = self._buffers, len(slots)
+        n_cells, n_slots = buffers.masks.ne[:2]
+        positions = np.zeros((4, n_rows), np.int32)
+        positions[:3] = [slot.n_past for slot in slots]
+        columns = np.array([slot.index for slot in slots], np.int32)
+        cells = np.zeros(n_slots, np.int64)
+        cells[columns] = positions[0]
+        cells_seen = [self._n_kv_of(slot.n_past + 1) for slot in slots]
+        for slot, n_kv in zip(slots, cells_seen, strict=True):
+            mask = self._attention_inputs.mask(slot.n_past, n_kv)
+            write_part(buffers.masks, mask, slot.index * n_cells)
+        write_part(buffers.positions, positions)
+        write_part(buffers.columns, columns)
+        write_part(buffers.cells, cells)
+        return cells_seen
+
+    def _take_call(self, layer: int, n: int) -> ExpertCall:
+        buffers, n_used = self._buffers, self._hparams.n_expert_used
+        return ExpertCall(
+            layer,
+            read_part(buffers.rows, n, self._hparams.n_embd),
+            read_part(buffers.ids, n, n_used),
+            read_part(buffers.weights, n, n_used),
+        )
+
+    def _check_finite(self, slots: Sequence[Slot], squares: F32Array, layer: int) -> None:
+        """DeviceError unless all of the first slots' rows are; the others' slots are poisoned."""
+        is_finite = np.isfinite(squares).ravel()
+        if is_finite.all():
+            return
+        for slot, is_good in zip(slots, is_finite.tolist(), strict=False):
+            if not is_good:
+                slot.poison()
+        raise not_finite(layer, layer)
