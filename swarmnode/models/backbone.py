@@ -108,7 +108,6 @@ class Backbone:
             self._weights,
             self._states,
             buffers,
-            self._graphs.workspace,
         )
         self._batches = TokenBatches(
             self._batch_graphs,

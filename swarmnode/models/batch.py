@@ -63,9 +63,9 @@ class TokenBatches:
                     "another pass over several slots began before this one ended; reset its slots"
                 )
         write_part(self._buffers.given, values)
-        logits, squares = self._graphs.run_logits(n_out)
-        self._check_finite(slots, squares, n_layer - 1)
-        return logits
+        self._graphs.run_dense("logits", n_layer, n_out)
+        self._check_finite(slots, read_part(self._buffers.squares, n_out), n_layer - 1)
+        return read_part(self._buffers.logits, n_out, self._hparams.n_vocab)
 
     def _run_layer(
         self, layer: int, slots: Sequence[Slot], cells_seen: Sequence[int], values: F32Array

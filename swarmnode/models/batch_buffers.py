@@ -48,6 +48,8 @@ class BatchBuffers:
     """f32 [k, n]"""
     squares: Tensor
     """f32 [n], each finite if and only if its row is (and less than 1e19)."""
+    logits: Tensor
+    """f32 [n_vocab, n]"""
     kept: Tensor
     """f32, flat: StepShapes.kept of each row."""
     into: tuple[Tensor, ...]
@@ -79,6 +81,7 @@ def batch_sizes(
         "ids": (ggml.I32, (hparams.n_expert_used, n_slots)),
         "weights": (ggml.F32, (hparams.n_expert_used, n_slots)),
         "squares": (ggml.F32, (n_slots,)),
+        "logits": (ggml.F32, (hparams.n_vocab, n_slots)),
         **_step_sizes(architecture, hparams, n_slots),
     }
 

@@ -14,27 +14,26 @@ from typing import Literal
 
 from swarmnode.compute.columns import keeps_columns
 from swarmnode.compute.devices import Device
-from swarmnode.compute.graph import Graph, GraphBuilder, SharedWorkspace, Workspace
+from swarmnode.compute.graph import Graph, GraphBuilder, SharedWorkspace
 from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.models.architecture import Architecture
-from swarmnode.models.base import F32Array
 from swarmnode.models.batch_buffers import BatchBuffers
 from swarmnode.models.blocks.moe import LayerOutput
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX, LayerBuilder
 from swarmnode.models.state import SlotStates
 
-Step = Literal["pre", "post"]
+Step = Literal["pre", "post", "logits"]
 
-_DENSE_NODES, _CORE_NODES, _LOGITS_NODES = 80, 40, 24
-"""Tensors of a graph, views included: at most 70, 32 and 14. Each takes 0.4 KB as long as the graph is kept."""
+_PRE_NODES, _CORE_NODES, _POST_NODES, _LOGITS_NODES = 56, 32, 80, 24
+"""Tensors of a graph, views included; qwen35moe has 41, 26, 63 and 16. Each takes 0.4 KB while the graph is kept."""
 _KEPT_WIDTHS = 8
 """Numbers of rows for which the graphs of all layers are kept, 60 KB a layer: sequences come and go one by one."""
 _F32_BYTES, _F16_BYTES, _I64_BYTES = 4, 2, 8
 
 
 class BatchGraphs:
-    """Builds, keeps and runs them. `workspace`: for the logits' graph, which is built, run and closed."""
+    """Builds, keeps and runs them."""
 
     def __init__(
         self,
@@ -44,7 +43,6 @@ class BatchGraphs:
         weights: WeightSet,
         states: SlotStates,
         buffers: BatchBuffers,
-        workspace: Workspace,
     ) -> None:
         self._device = device
         self._architecture = architecture
@@ -52,7 +50,6 @@ class BatchGraphs:
         self._weights = weights
         self._states = states
         self._buffers = buffers
-        self._workspace = workspace
         self._n_slots = buffers.columns.ne[0]
         self._kept_columns: dict[int, bool] = {}
         """By weight type: whether mat-muls keep the bits of each column (columns.py); tried out when it is met."""
@@ -85,7 +82,10 @@ class BatchGraphs:
     # -- running
 
     def run_dense(self, step: Step, layer: int, n_rows: int) -> None:
-        """Run what is before or behind the cores of a layer, for so many rows. DeviceError."""
+        """Run what is before or behind the cores of a layer, or the logits (layer: n_layer), for so many rows.
+
+        DeviceError.
+        """
         key = (step, layer, n_rows)
         kept = self._dense.get(key)
         if kept is None or kept.is_stale:
@@ -106,29 +106,19 @@ class BatchGraphs:
             self._cores[slot, layer] = kept
         kept[1].compute()
 
-    def run_logits(self, n_rows: int) -> tuple[F32Array, F32Array]:
-        """(logits f32 [n, n_vocab], squares f32 [n, 1]) of the first rows behind the last layer. DeviceError."""
-        g = GraphBuilder(self._device, _LOGITS_NODES)
-        b = self._builder(g, -1, n_rows)
-        x = self._layer_input(b, self._hparams.n_layer)
-        g.output("squares", g.sum_rows(g.mul(x, x)))
-        g.output("logits", self._architecture.build_logits(b, x))
-        graph = g.build(self._workspace)
-        graph.compute()
-        result = graph.get("logits"), graph.get("squares")
-        graph.close()
-        return result
-
     # -- building
 
     def _keep_dense(self, key: tuple[Step, int, int]) -> Graph:
         stale = self._dense.pop(key, None)
         if stale is not None:
             stale.close()
-        while len(self._dense) >= 2 * _KEPT_WIDTHS * self._hparams.n_layer:
+        while len(self._dense) >= _KEPT_WIDTHS * (2 * self._hparams.n_layer + 1):
             self._dense.popitem(last=False)[1].close()
         step, layer, n_rows = key
-        graph = self._build_pre(layer, n_rows) if step == "pre" else self._build_post(layer, n_rows)
+        if step == "logits":
+            graph = self._build_logits(n_rows)
+        else:
+            graph = self._build_pre(layer, n_rows) if step == "pre" else self._build_post(layer, n_rows)
         self._dense[key] = graph
         return graph
 
@@ -174,7 +164,7 @@ class BatchGraphs:
 
     def _build_pre(self, layer: int, n_rows: int) -> Graph:
         """`given` -> x, what the cores need (in the columns of the rows' slots), and what is kept for `_build_post`."""
-        g, buffers = GraphBuilder(self._device, _DENSE_NODES), self._buffers
+        g, buffers = GraphBuilder(self._device, _PRE_NODES), self._buffers
         positions = g.view(buffers.positions, (4 * n_rows,), (), 0)
         b = self._builder(g, layer, n_rows, inputs={INP_POS: positions})
         x = self._layer_input(b, layer)
@@ -189,9 +179,18 @@ class BatchGraphs:
         g.expand(g.cpy(made.kept, _columns(g, buffers.kept, shapes.kept[0], n_rows)))
         return g.build(self._dense_memory)
 
+    def _build_logits(self, n_rows: int) -> Graph:
+        """`given` behind the last layer -> logits."""
+        g, buffers = GraphBuilder(self._device, _LOGITS_NODES), self._buffers
+        b = self._builder(g, -1, n_rows)
+        x = self._layer_input(b, self._hparams.n_layer)
+        g.expand(g.cpy(g.sum_rows(g.mul(x, x)), _first(g, buffers.squares, n_rows)))
+        g.expand(g.cpy(self._architecture.build_logits(b, x), _first(g, buffers.logits, n_rows)))
+        return g.build(self._dense_memory)
+
     def _build_post(self, layer: int, n_rows: int) -> Graph:
         """x, what the cores gave and what was kept -> what the experts need, residual and shared expert."""
-        g, buffers = GraphBuilder(self._device, _DENSE_NODES), self._buffers
+        g, buffers = GraphBuilder(self._device, _POST_NODES), self._buffers
         shapes = self._architecture.step_shapes(self._hparams, layer)
         outs = _columns(g, buffers.out, math.prod(shapes.out), self._n_slots)
         out = g.reshape(g.get_rows(outs, _first(g, buffers.columns, n_rows)), *shapes.out, n_rows)

@@ -120,8 +120,7 @@ class LayerGraphs:
         self._states = states
         self._decode: list[OrderedDict[tuple[int, int], LayerGraph]] = [OrderedDict() for _ in range(n_slots)]
         """For each slot by (first layer, cut), the most recently used last."""
-        self.workspace = Workspace(device)
-        """For graphs that are built, run and closed."""
+        self._workspace = Workspace(device)
         self.traces = False
         """Whether graphs keep their named intermediates; such graphs are not cached."""
 
@@ -167,7 +166,7 @@ class LayerGraphs:
             for graph in graphs.values():
                 graph.close()
             graphs.clear()
-        self.workspace.close()
+        self._workspace.close()
 
     def _build(
         self, slot: int, first: int, whole: tuple[StackedExperts, ...], n_tokens: int, n_out: int, n_kv: int
@@ -204,7 +203,7 @@ class LayerGraphs:
             g.output(LOGITS, self._architecture.build_logits(b, x))
         else:
             self._add_cut_layer(builder(cut), slot, x)
-        graph = g.build(None if is_cached else self.workspace)
+        graph = g.build(None if is_cached else self._workspace)
         return LayerGraph(
             graph, whole, uses_kv=bool(kv_inputs), n_kv=n_kv, is_cached=is_cached, traced=traced
         )

@@ -51,7 +51,7 @@ def test_state_bytes_are_allocated_at_opening(local: LocalModel) -> None:
     recurrent = 4 * (3 * channels + SMALL.n_v_heads * SMALL.state_size**2)
     kv = 2 * 2 * 512 * SMALL.n_head_kv * SMALL.head_dim
     between_layers = 2 * 4 * 512 * SMALL.n_embd
-    columns = 5 * SMALL.n_embd + channels + 2 * SMALL.n_v_heads * SMALL.state_size + 2 * SMALL.n_embd
+    columns = 5 * SMALL.n_embd + channels + 2 * SMALL.n_v_heads * SMALL.state_size + SMALL.n_vocab
     company = local.model.state_bytes - 2 * (3 * recurrent + kv + between_layers)
     assert 4 * columns < company / 2 < 8 * columns
     before = local.model.state_bytes
