@@ -189,7 +189,7 @@ class GraphBuilder(Ops):
             if not _in_graph(self._cgraph, tensor):
                 raise UsageError(f"input {name} leads to no output")
         parts = (self._arena, self._cgraph, self._inputs, self._outputs, self._externals)
-        return Graph(self._device, *parts, workspace, pin_threads=self._pin_threads)
+        return Graph(self._device, *parts, workspace)
 
 
 def _in_graph(cgraph: Any, tensor: Tensor) -> bool:
@@ -211,11 +211,8 @@ class Graph:
         outputs: dict[str, Tensor],
         externals: dict[int, Tensor],
         workspace: Workspace | None = None,
-        *,
-        pin_threads: bool = False,
     ) -> None:
         self._device = device
-        self._pin_threads = pin_threads
         self._arena = arena
         self._cgraph = cgraph
         self._input_tensors = inputs
@@ -278,7 +275,7 @@ class Graph:
         device = self._device
         governor = device.governor
         n_threads = governor.begin()
-        device.set_threads(device.n_threads if self._pin_threads else n_threads)
+        device.set_threads(n_threads)
         status: int = api.ggml_backend_graph_compute(device.backend, self._cgraph)
         governor.end(n_threads)
         return status

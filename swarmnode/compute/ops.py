@@ -11,11 +11,6 @@ from swarmnode.compute.ggml import TensorPointer, api
 from swarmnode.compute.tensors import Arena, Tensor, address_of
 from swarmnode.errors import UsageError
 
-_SPLIT_KV_FROM = 512
-"""With one query row and this many keys, ggml cuts the keys over the threads: other sums for other thread
-counts.
-"""
-
 
 def need(condition: bool, op: str, *tensors: Tensor) -> None:
     """UsageError naming the op and its operands: a model and its weights disagree, and ggml would abort."""
@@ -39,8 +34,6 @@ class Ops:
         self._max_nodes = max_nodes
         self._n_tensors = 0
         self._externals: dict[int, Tensor] = {}
-        self._pin_threads = False
-        """True once an op's last bits depend on the number of threads."""
 
     # -- plumbing
 
@@ -237,9 +230,10 @@ class Ops:
         )
 
     def flash_attn_ext(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-        """q f32 [head, T, n_head], k and v [head, n_kv, n_head_kv], mask f16 [n_kv, T] -> [head, n_head, T].
+        """q f32 [head, T, n_head, B], k and v [head, n_kv, n_head_kv, B], mask f16 [n_kv, T] -> [head, n_head, T, B].
 
-        Accumulates in f32.
+        Accumulates in f32. With T = B = 1 and 512 cells or more ggml divides the cells over the threads: other sums for
+        other numbers of threads.
         """
         operands = (q, k, v, mask)
         need(
@@ -252,8 +246,6 @@ class Ops:
             *operands,
         )
         need(mask.ne[1] >= q.ne[1] and mask.ne[2:] == (1, 1), "flash_attn_ext", *operands)
-        if q.ne[1] == 1 and k.ne[1] >= _SPLIT_KV_FROM:
-            self._pin_threads = True
         attention = self._call("ggml_flash_attn_ext", *operands, scale, 0.0, 0.0)
         api.ggml_flash_attn_ext_set_prec(attention.pointer, api.GGML_PREC_F32)
         return attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarmnode.compute import ggml
-from swarmnode.compute.columns import mul_columns
+from swarmnode.compute.columns import mul_column, mul_columns
 from swarmnode.compute.graph import GraphBuilder
 from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.models.hparams import Hparams
@@ -112,8 +112,10 @@ class LayerBuilder:
         return self.mul_mat(self.weight(f"{name}.weight"), x)
 
     def mul_mat(self, w: Tensor, x: Tensor) -> Tensor:
-        """w [k, n], x f32 [k, T] -> f32 [n, T]."""
-        if self._keeps_columns is None or x.ne[1] == 1 or self._keeps_columns(w.type):
+        """w [k, n], x f32 [k, T] -> f32 [n, T], each column the same bit by bit whatever T is (decision 0028)."""
+        if x.ne[1] == 1:
+            return mul_column(self.g, w, x)
+        if self._keeps_columns is None or self._keeps_columns(w.type):
             return self.g.mul_mat(w, x)
         return mul_columns(self.g, w, x)
 

@@ -33,7 +33,7 @@ ROWS, IDS, WEIGHTS, LOGITS = "rows", "ids", "weights", "logits"
 _SQUARES = "squares"
 """f32 [T, 1], finite if and only if what comes out for the token is (and less than 1e19): one number to look at."""
 
-_MAX_NODES = 192
+_MAX_NODES = 224
 _MAX_EXPERT_NODES = 32
 _MAX_TRACED_NODES = 512
 _KEPT_PASSES = 2

@@ -57,10 +57,11 @@ def open_local(
     n_ubatch: int = 512,
     own_memory: bool = False,
     device_name: str = "CPU",
+    n_threads: int = 1,
 ) -> Iterator[LocalModel]:
     """Open a GGUF with all experts bound; `own_memory`: treat the CPU as a device that shares none."""
     with ModelIndex.open(path) as index:
-        device = open_device(device_name, 1)
+        device = open_device(device_name, n_threads)
         device.is_host = device.is_host and not own_memory
         bank = ExpertBank(device)
         for layer, layout in index.expert_layers.items():
