@@ -41,7 +41,9 @@ def keeps_columns(device: Device, ggml_type: int) -> bool:
         w = weights.bind("w", ggml_type, (_N_IN, _N_OUT), data)
         x = rng.standard_normal((max(_WIDTHS), _N_IN), np.float32)
         alone = np.concatenate([_multiply(device, w, row[None], mul_column) for row in x])
-        return all(np.array_equal(_multiply(device, w, x[:n], GraphBuilder.mul_mat), alone[:n]) for n in _WIDTHS)
+        return all(
+            np.array_equal(_multiply(device, w, x[:n], GraphBuilder.mul_mat), alone[:n]) for n in _WIDTHS
+        )
     finally:
         weights.close()
 
