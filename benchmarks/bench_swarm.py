@@ -51,7 +51,7 @@ class BenchSwarm:
         """The engine that uses the workers in this form; None: without workers."""
         if form is None:
             return self.alone
-        self.backbone.engine.remote = self.remotes[form]
+        self.backbone.engine.passes.remote = self.remotes[form]
         return self.backbone.engine
 
     async def join(self, budget_bytes: int, n_threads: int) -> None:
@@ -113,10 +113,11 @@ async def open_bench_swarm(
                 bank,
                 compute,
                 Members(loaded_model.n_expert, dispatch, trio.current_time),
-                backbone.engine.remote,
+                backbone.engine.passes.remote,
                 n_slots=1,
                 chunk_tokens=config.models.n_ubatch,
             )
+            await nursery.start(alone.run)
             places = await start_backbone(
                 backbone, options, key, TcpTransport(), lambda event: None, nursery, device.info
             )

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import open_device
 from swarmnode.compute.graph import Graph
-from swarmnode.models.base import run_pass
+from swarmnode.models.base import Part, run_pass
 from swarmnode.models.registry import open_model
 from swarmnode.schedule.dispatch import Routing
 from swarmnode.services.forward import Finished, ForwardPass
@@ -65,9 +65,10 @@ def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[st
         marks.install()
 
         def whole(token: int) -> int:
-            finished = ForwardPass(model, bank, 0, [token], most_probable).advance(Routing())
+            finished = ForwardPass(model, bank, [Part(0, [token], 1)], [most_probable]).advance(Routing())
             assert isinstance(finished, Finished)
-            return finished.value
+            assert finished.values[0] is not None
+            return finished.values[0]
 
         def cut(token: int) -> int:
             experts = run_pass(

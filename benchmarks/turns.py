@@ -98,7 +98,7 @@ class Talk:
     async def by_hand(self, passes: Sequence[list[int]], n_tokens: int) -> list[int]:
         """The greedy answer after these passes, in an empty slot."""
         engine, account = self.engine, Account()
-        await engine._compute.run(lambda: engine.model.reset(0))
+        await engine._parts.compute.run(lambda: engine.model.reset(0))
         for tokens in passes:
             logits = await engine.step(0, tokens, account)
         answer: list[int] = []

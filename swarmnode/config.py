@@ -160,7 +160,16 @@ class ModelsConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What the engine keeps of conversations, so that it does not run them again (services/prefix_cache)."""
+    """Steps (services/batcher), and what is kept of conversations so as not to run it again (services/prefix_cache)."""
+
+    tokens_ahead: int = 16
+    """Tokens of an answer that may wait for whoever asked for it; then its sequence pauses, and holds nobody up."""
+    mixed_rows: int = 64
+    """Rows of prompts in a step that also has rows of answers: 64 rows take 15 to 20 times as long as one."""
+    max_steps: int = 4
+    """Steps under way at once, of different sequences, where they wait for workers."""
+    short_wait: float = 0.1
+    """Steps that wait less than this share of their compute time are not divided: each reads the experts' weights."""
 
     checkpoint_bytes: int = 1024 * MIB
     """All checkpoints of all slots. One takes 156 MB at the real sizes (36 recurrent layers of 64 f32 matrices of 128 x

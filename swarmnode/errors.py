@@ -8,7 +8,8 @@
     │   ├── StoreError             disk full, no rights, locked cache folder   ends the write, nothing is lost
     │   ├── BudgetError            does not fit the byte budget                ends the request for memory
     │   ├── DeviceError            a ggml device that failed or lied           ends the use of that device
-    │   └── ContextFullError       more tokens than the context holds          ends one generation
+    │   ├── ContextFullError       more tokens than the context holds          ends one generation
+    │   └── EngineStoppedError     the backbone is shutting down               ends one generation
     └── RemoteError                a peer; never ends the node
         ├── HandshakeError         wrong key, network or bytes                 ends the connection, without an answer
         │   └── WrongNodeError     another node than the one dialled           and the address is none of that node's
@@ -58,6 +59,13 @@ class DeviceError(LocalError):
 
 class ContextFullError(LocalError):
     """A prompt or answer is longer than the context the backbone was started with."""
+
+
+class EngineStoppedError(LocalError):
+    """The engine does not run: the backbone is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__("the backbone is shutting down: ask again when it is back, or ask another one")
 
 
 class RemoteError(SwarmError):

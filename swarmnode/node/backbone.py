@@ -189,6 +189,7 @@ async def start_backbone(
     model = backbone.manifest.model_id
     gossiping.neighbours.hold([model])
     gossiping.record.holding((_seeds(backbone.manifest),))
+    await nursery.start(backbone.engine.run)
     await nursery.start(backbone.prober.run)
     attended = meeting.connections.attended(attend)
     places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attended)

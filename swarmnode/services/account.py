@@ -1,9 +1,17 @@
-"""What the swarm did for one answer: told to the person at the end, and live while it runs."""
+"""What the swarm did for one answer: told to the person at the end, and live while it runs.
+
+A step serves several answers at once. `StepAccount` counts it as a whole and divides it: pairs exactly, by rows; bytes
+by pairs; waits are everyone's, because all rows of a step wait for the last.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass
@@ -69,3 +77,81 @@ class Account:
                 for name, share in self.workers.items()
             },
         }
+
+
+@dataclass(frozen=True)
+class AccountedRows:
+    """Rows of one answer in a step: so many go through the layers, so many of them (the last ones) to the logits."""
+
+    account: Account
+    n_rows: int
+    n_out: int
+
+
+class StepAccount:
+    """Counts of one step, until `divide`."""
+
+    def __init__(self, parts: Sequence[AccountedRows]) -> None:
+        self._parts = parts
+        self._remote = [0] * len(parts)
+        self._fallback = [0] * len(parts)
+        self._workers: dict[str, WorkerShare] = {}
+        self._by_worker: dict[str, list[int]] = {}
+        self.remote_layers = 0
+        self.wait_s = 0.0
+        """As Account.wait_s."""
+
+    def worker(self, name: str) -> WorkerShare:
+        """The entry of one worker, made when it is new. Its pairs are counted by `answered`."""
+        return self._workers.setdefault(name, WorkerShare())
+
+    def answered(self, name: str, pair_rows: npt.NDArray[np.int64], n_rows: int) -> None:
+        """A worker answered pairs of these rows (one entry a pair) of a layer of `n_rows` rows."""
+        self.worker(name).pairs += len(pair_rows)
+        mine = self._by_worker.setdefault(name, [0] * len(self._parts))
+        for index, n_pairs in enumerate(self._by_part(pair_rows, n_rows)):
+            self._remote[index] += n_pairs
+            mine[index] += n_pairs
+
+    def fell_back(self, pair_rows: npt.NDArray[np.int64], n_rows: int) -> None:
+        """Pairs that were sent out were computed here after all."""
+        for index, n_pairs in enumerate(self._by_part(pair_rows, n_rows)):
+            self._fallback[index] += n_pairs
+
+    def divide(self, n_layer: int, n_used: int) -> None:
+        """Add to each answer's account what its rows had of the step: `n_layer` layers, `n_used` experts a row in each;
+        in the last one only the rows of the logits have any.
+        """
+        for index, part in enumerate(self._parts):
+            account = part.account
+            account.pairs += n_used * (part.n_rows * (n_layer - 1) + part.n_out)
+            account.remote += self._remote[index]
+            account.fallback += self._fallback[index]
+            account.layers += n_layer
+            account.remote_layers += self.remote_layers
+            account.wait_s += self.wait_s
+            for name, share in self._workers.items():
+                self._add_worker(account, index, name, share)
+
+    def _add_worker(self, account: Account, index: int, name: str, share: WorkerShare) -> None:
+        n_pairs = self._by_worker[name][index] if name in self._by_worker else 0
+        # Of a worker that answered nothing there are no pairs to divide its bytes by.
+        portion = n_pairs / share.pairs if share.pairs else 1 / len(self._parts)
+        if not portion:
+            return
+        entry = account.worker(name)
+        entry.pairs += n_pairs
+        entry.requests += share.requests
+        entry.late += share.late
+        entry.bytes_out += round(portion * share.bytes_out)
+        entry.bytes_in += round(portion * share.bytes_in)
+        entry.wait_s += share.wait_s
+
+    def _by_part(self, pair_rows: npt.NDArray[np.int64], n_rows: int) -> list[int]:
+        if len(self._parts) == 1:
+            return [len(pair_rows)]
+        counts = [part.n_rows for part in self._parts]
+        if sum(counts) != n_rows:  # the last layer
+            counts = [part.n_out for part in self._parts]
+        owners = np.repeat(np.arange(len(counts)), counts)
+        return [int(n) for n in np.bincount(owners[pair_rows], minlength=len(counts))]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.combine import combine_top_k
 from swarmnode.compute.expert_graph import StackedExperts
-from swarmnode.models.base import ExpertCall, Model
+from swarmnode.models.base import ExpertCall, Model, Part
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, plan_layer
 
 F32: TypeAlias = npt.NDArray[np.float32]
@@ -90,46 +90,40 @@ def compute_share(bank: ExpertBank, call: ExpertCall, share: Share, exact: bool)
 
 
 class Paused:
-    """A chunk of a prompt after one of its layers: others may have the compute thread now."""
+    """A pass of several rows after one of its layers: others may have the compute thread now."""
 
 
 @dataclass(frozen=True)
 class Finished(Generic[T]):
-    """The end of a pass, and what was made of its logits."""
+    """The end of a pass, and what was made of each part's logits."""
 
-    value: T
+    values: list[T | None]
 
 
 class ForwardPass(Generic[T]):
-    """One `Model.forward` in progress. `take` makes its result of the logits, f32 [1 or T, n_vocab]."""
+    """One `Model.forward_batch` in progress. Each `take` makes a result of its part's logits, f32 [n_out, n_vocab]; it
+    is not called where none are wanted.
+    """
 
     def __init__(
         self,
         model: Model,
         bank: ExpertBank,
-        slot: int,
-        tokens: Sequence[int],
-        take: Callable[[F32], T],
+        parts: Sequence[Part],
+        takes: Sequence[Callable[[F32], T]],
         *,
-        all_logits: bool = False,
         counts: bool = False,
     ) -> None:
         """`counts`: keep what the gate chose in `chosen` and `unmet`."""
         self._bank = bank
-        self._take = take
+        self._takes = takes
         self._n_used = model.n_expert_used
         self._routing = Routing()
-        self._steps: Generator[ExpertCall, F32, F32] = model.forward(
-            slot,
-            tokens,
-            all_logits=all_logits,
-            stacked=self._stacked,
-            chosen=self._keep_local if counts else None,
+        self._steps: Generator[ExpertCall, F32, list[F32]] = model.forward_batch(
+            parts, stacked=self._stacked, chosen=self._keep_local if counts else None
         )
         self._routed: F32 | None = None
         """The routed output that a pause has kept back."""
-        self.pairs = 0
-        """Pairs of row and expert in all layers so far."""
         self._counts = counts
         self.chosen: list[tuple[int, I32]] = []
         """Layer and expert ids, of all pairs."""
@@ -150,7 +144,6 @@ class ForwardPass(Generic[T]):
         try:
             call = next(self._steps) if routed is None else self._steps.send(routed)
             while True:
-                self.pairs += call.ids.size
                 plan = plan_layer(routing, call.layer, call.ids)
                 if self._counts:
                     self._keep(call, plan)
@@ -162,7 +155,10 @@ class ForwardPass(Generic[T]):
                     return Paused()
                 call = self._steps.send(routed)
         except StopIteration as end:
-            return Finished(self._take(end.value))
+            logits: list[F32] = end.value
+            return Finished(
+                [take(out) if len(out) else None for take, out in zip(self._takes, logits, strict=True)]
+            )
 
     def _keep(self, call: ExpertCall, plan: DispatchPlan | None) -> None:
         self.chosen.append((call.layer, call.ids))
@@ -179,10 +175,7 @@ class ForwardPass(Generic[T]):
         """For a pass of one token: the experts of a layer of which no worker answers for any."""
         if layer in self._routing.owners:
             return None
-        experts = self._bank.stacked(layer, self._n_used)
-        if experts is not None:
-            self.pairs += self._n_used
-        return experts
+        return self._bank.stacked(layer, self._n_used)
 
 
 F16_QUANTUM = 2.0**-24

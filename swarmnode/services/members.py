@@ -27,9 +27,6 @@ Holdings: TypeAlias = Mapping[int, frozenset[int]]
 
 log = logging.getLogger(__name__)
 
-MAX_RELIED_ON = 4096
-"""Node ids remembered, 32 bytes each. Keys cost nothing; with more of them every lie counts as a betrayal."""
-
 HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
 """Refusals that say nothing against a worker: it works, just not on this, or not now."""
 
@@ -111,11 +108,8 @@ class Members:
         self._routing = Routing()
         self._routed: tuple[Worker, ...] = ()
         self._stale = False
-        self._relied_on: set[NodeId] = set()
-        """Nodes whose rows were used since the last betrayal, connected or not."""
-        self.n_betrayals = 0
-        """Times that a node whose rows had been used was found to compute wrong numbers. Whoever keeps what was made of
-        rows gives up all of it when this has grown."""
+        self.on_betrayal: Callable[[NodeId], None] | None = None
+        """Told of every worker that is found to compute wrong numbers."""
         self.on_change: Callable[[Worker, bool], None] | None = None
         """Told of every change of standing, and (True) when a worker has left."""
 
@@ -132,8 +126,7 @@ class Members:
         """Add a worker, or replace what it announced before.
 
         Over the same connection it stays the same worker, until it says that it leaves: rows on their way to it, and
-        what comes of them, count for it as before. Quarantine, and that rows of the node were used, outlive both
-        leaving and connections.
+        what comes of them, count for it as before. Quarantine outlives both leaving and connections.
         """
         worker = self._workers.get(peer.node_id)
         if worker is not None and worker.peer is peer:
@@ -168,8 +161,6 @@ class Members:
     def computed(self, worker: Worker, n_pairs: int) -> None:
         """The worker answered with rows, which are going to be used."""
         worker.tally.pairs += n_pairs
-        if len(self._relied_on) < MAX_RELIED_ON:
-            self._relied_on.add(worker.node_id)
         self.answered(worker)
 
     def probe_begins(self, worker: Worker) -> Holdings:
@@ -207,9 +198,8 @@ class Members:
         """The worker's numbers are wrong: no rows for a while, whatever it does, whether it has reconnected or not."""
         log.warning("worker %s is quarantined: %s", worker.node_id.short, reason)
         worker.tally.bad_replies += 1
-        if worker.node_id in self._relied_on or len(self._relied_on) >= MAX_RELIED_ON:
-            self.n_betrayals += 1
-            self._relied_on.clear()  # what was made of anybody's rows until now is given up with it
+        if self.on_betrayal is not None:
+            self.on_betrayal(worker.node_id)
         self._quarantined[worker.node_id] = (self._now() + self._config.quarantine_s, reason)
         known = self._workers.get(worker.node_id, worker)
         known.proven = known.on_trial = {}

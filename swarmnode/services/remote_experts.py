@@ -22,7 +22,7 @@ from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError, Us
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Asked, Body
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
-from swarmnode.services.account import Account, WorkerShare
+from swarmnode.services.account import StepAccount, WorkerShare
 from swarmnode.services.forward import (
     Combiner,
     RemoteLayer,
@@ -67,7 +67,7 @@ class WireForm:
 EXACT = WireForm("experts", "f32")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Answer:
     """A worker's rows for a share. `audit` (0 to 1, or None for no audit) says which row is recomputed before use."""
 
@@ -120,7 +120,7 @@ class PendingLayer:
         call: ExpertCall,
         bank: ExpertBank,
         members: Members,
-        account: Account,
+        account: StepAccount,
         *,
         exact: bool,
         max_row_error: float,
@@ -159,14 +159,16 @@ class PendingLayer:
 
     def settle(self) -> None:
         """Count the layer and quarantine who failed the audit. Trio's thread, after `finish`."""
-        self._account.remote_layers += 1
-        for answer in self.answers:
-            self._account.remote += len(answer.share.flat)
-        self._account.fallback += sum(len(share.flat) for share in self.failed)
+        account, (n_rows, k) = self._account, self._call.ids.shape
+        account.remote_layers += 1
+        for share in self.failed:
+            account.fell_back(share.flat // k, n_rows)
         self.unmet = [(self._call.layer, share.pair_expert) for share in self.failed]
-        for answer in self._wrong:
-            self._account.remote -= len(answer.share.flat)
-            self._account.fallback += len(answer.share.flat)
+        for answer in self.answers:
+            if answer not in self._wrong:
+                account.answered(answer.worker.node_id.short, answer.share.flat // k, n_rows)
+                continue
+            account.fell_back(answer.share.flat // k, n_rows)
             reason = f"wrong rows for layer {self._call.layer}, found by recomputing"
             self._members.quarantine(answer.worker, reason)
 
@@ -206,7 +208,9 @@ class RemoteExperts:
         self._form = form
         self._rng = rng or random.Random()
 
-    async def layer(self, layer: RemoteLayer, workers: tuple[Worker, ...], account: Account) -> PendingLayer:
+    async def layer(
+        self, layer: RemoteLayer, workers: tuple[Worker, ...], account: StepAccount
+    ) -> PendingLayer:
         """Send the workers' shares, compute the own one meanwhile, and wait for the answers or their deadlines."""
         call, plan = layer.call, layer.plan
         pending = PendingLayer(
@@ -298,7 +302,6 @@ class RemoteExperts:
             return
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
         pending.answers.append(_Answer(worker, request.share, values, audit))
-        entry.pairs += len(request.share.flat)
         self._members.computed(worker, len(request.share.flat))
 
     async def _reply(self, rows: _RowBytes, request: _Request) -> F32:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from swarmnode.api.app import MAX_BODY_BYTES, Served, build_app
 from swarmnode.config import ApiConfig
 from swarmnode.errors import ConnectionLostError, DeviceError
 from swarmnode.models.chat import template_of
-from swarmnode.services.engine import Engine
+from swarmnode.services.passes import Passes, Rows
 from swarmnode.services.runners import Inline, Runner, Threads
 from swarmnode.testing.swarm import Swarm, open_swarm
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
@@ -314,22 +314,22 @@ async def test_prompts_that_are_becoming_tokens_count_as_waiting(tmp_path: Path)
 async def test_an_engine_that_fails_ends_the_answer_properly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, says: str, after: int
 ) -> None:
-    real = Engine._pass
+    real = Passes.run
     n_steps = 0
 
-    async def failing(self: Engine, *args: Any, **options: Any) -> Any:
+    async def failing(self: Passes, rows: Sequence[Rows]) -> Any:
         nonlocal n_steps
         n_steps += 1
         if n_steps > after:
             raise error
-        return await real(self, *args, **options)
+        return await real(self, rows)
 
     async with open_client(tmp_path) as (client, _):
-        monkeypatch.setattr(Engine, "_pass", failing)
+        monkeypatch.setattr(Passes, "run", failing)
         whole = await client.post("/v1/completions", json=ASK)
         n_steps = 0
         streamed = await client.post("/v1/completions", json={**ASK, "stream": True})
-        monkeypatch.setattr(Engine, "_pass", real)
+        monkeypatch.setattr(Passes, "run", real)
         assert (await client.post("/v1/completions", json=ASK)).status_code == 200
     assert whole.status_code == status
     assert says in whole.json()["error"]["message"]
@@ -372,16 +372,16 @@ async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_
     async with open_client(tmp_path) as (client, swarm):
         engine = swarm.backbone.engine
         n_tokens = 0
-        real = engine._pass
+        real = engine.passes.run
 
-        async def counting(*args: Any, **options: Any) -> Any:
+        async def counting(rows: Sequence[Rows]) -> Any:
             nonlocal n_tokens
             n_tokens += 1
             if n_tokens == 3:
                 gone.set()
-            return await real(*args, **options)
+            return await real(rows)
 
-        engine._pass = counting  # type: ignore[method-assign]
+        engine.passes.run = counting  # type: ignore[method-assign]
         gone = trio.Event()
         messages: list[dict[str, Any]] = [
             {

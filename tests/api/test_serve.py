@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import trio
 from swarmnode.api import serve
 from swarmnode.api.app import Served, build_app
 from swarmnode.services.engine import Engine
+from swarmnode.services.passes import Passes, Rows
 from swarmnode.testing.swarm import open_swarm
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 
@@ -66,15 +67,15 @@ async def test_a_client_that_hangs_up_ends_its_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     n_steps = 0
-    real = Engine._pass
+    real = Passes.run
 
-    async def slow(self: Engine, *args: Any, **options: Any) -> Any:
+    async def slow(self: Passes, rows: Sequence[Rows]) -> Any:
         nonlocal n_steps
         n_steps += 1
         await trio.sleep(0.05)
-        return await real(self, *args, **options)
+        return await real(self, rows)
 
-    monkeypatch.setattr(Engine, "_pass", slow)
+    monkeypatch.setattr(Passes, "run", slow)
     async with served(tmp_path, monkeypatch) as (port, engine):
         connection = await trio.open_tcp_stream("127.0.0.1", port)
         await connection.send_all(request({**ASK, "max_tokens": 60, "stream": stream}))

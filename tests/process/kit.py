@@ -50,7 +50,7 @@ class RealSwarm:
 
     def use(self, form: WireForm) -> None:
         """Rows travel in this form from now on."""
-        self.backbone.engine.remote = self.remotes[form]
+        self.backbone.engine.passes.remote = self.remotes[form]
 
     async def join(self, budget: str, name: str | None = None, *arguments: str) -> NodeProcess:
         """Start a worker process and return once it is full and the backbone sends it rows."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarmnode.config import DispatchConfig
-from swarmnode.identity import NodeKey
+from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.peer import Peer
 from swarmnode.services.members import Members, Standing, Worker
 from swarmnode.weights.slices import ExpertRange
@@ -120,39 +120,12 @@ def test_wrong_numbers_found_after_a_reconnection_still_quarantine(members: Memb
     assert members.routing()[1] == ()
 
 
-def test_only_rows_that_were_used_make_a_betrayal(members: Members) -> None:
+def test_wrong_numbers_are_told_to_whoever_keeps_what_was_made_of_them(members: Members) -> None:
+    told: list[NodeId] = []
+    members.on_betrayal = told.append
     worker = serving(members, connection())
-    members.quarantine(worker, "failed its first probe")
-    assert members.n_betrayals == 0
-    members.computed(worker, 1)
     members.quarantine(worker, "wrong numbers")
-    assert members.n_betrayals == 1
-    members.quarantine(worker, "wrong numbers")
-    assert members.n_betrayals == 1, "of these rows nothing is left"
-
-
-@pytest.mark.parametrize("way", ["says that it leaves", "reconnects"])
-def test_leaving_does_not_shed_the_past(members: Members, way: str) -> None:
-    members.computed(serving(members, peer := connection()), 500)
-    if way == "reconnects":
-        members.disconnected(peer)
-        peer = connection()
-    else:
-        members.leaving(peer)
-    worker = members.announce(peer, FEW, 64, "CPU")
-    members.quarantine(worker, "failed its first probe")
-    assert members.n_betrayals == 1
-
-
-def test_more_nodes_than_are_remembered_hide_no_betrayal(
-    members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swarmnode.services.members.MAX_RELIED_ON", 2)
-    for number in range(3):
-        worker = serving(members, connection(number))
-        members.computed(worker, 1)
-    members.quarantine(worker, "wrong numbers")
-    assert members.n_betrayals == 1
+    assert told == [worker.node_id]
 
 
 def test_quarantine_ends_with_its_time_and_a_right_answer(members: Members, clock: Clock) -> None:

@@ -25,15 +25,15 @@ def cache_of(n_slots: int = 2, config: EngineConfig = CONFIG) -> PrefixCache:
 
 def keep(cache: PrefixCache, slot: int, position: int) -> Checkpoint:
     checkpoint = Checkpoint(slot, position, (np.zeros(SIZE // 4, np.float32),))
-    assert cache.reserve(SIZE)
+    assert cache.reserve(slot, SIZE)
     cache.add(slot, checkpoint)
     cache.release(SIZE)
     return checkpoint
 
 
-def run(cache: PrefixCache, slot: int, tokens: Sequence[int]) -> None:
+def run(cache: PrefixCache, slot: int, tokens: Sequence[int], *helpers: str) -> None:
     cache.begin(slot)
-    cache.append(slot, tokens)
+    cache.append(slot, tokens, helpers)
 
 
 def test_the_beginning_that_two_sequences_share() -> None:
@@ -101,20 +101,61 @@ def test_a_torn_slot_goes_on_at_a_checkpoint_only() -> None:
     assert cache.stands_at(0, 20)
 
 
-def test_what_is_forgotten_or_doubted_is_not_used() -> None:
+def test_what_is_forgotten_is_not_used() -> None:
     cache = cache_of()
     for slot in (0, 1):
         run(cache, slot, TEXT[:20])
         keep(cache, slot, 20)
     cache.forget(0)
     assert [cache.usable(slot, TEXT) for slot in (0, 1)] == [0, 20]
-    cache.doubt()
-    run(cache, 1, TEXT[20:30])  # it was running; what it adds stands on what is doubted
-    keep(cache, 1, 30)
-    assert cache.usable(1, TEXT) == 0
-    cache.rewind(1, 0)
-    run(cache, 1, TEXT[:10])
-    assert cache.usable(1, TEXT) == 10, "a slot that began anew is as good as any"
+
+
+def test_what_stands_on_a_liars_rows_is_not_used() -> None:
+    cache = cache_of(3)
+    for slot, helper in ((0, "liar"), (1, "honest"), (2, "liar")):
+        run(cache, slot, TEXT[:20], "honest")
+        keep(cache, slot, 20)
+        run(cache, slot, TEXT[20:30], helper)
+    cache.doubt("liar")
+    assert [cache.usable(slot, TEXT) for slot in range(3)] == [20, 30, 20], "what came before is good"
+    assert cache.rewind(0, 20) is not None
+    run(cache, 0, TEXT[20:40], "honest")
+    cache.doubt("liar")
+    assert cache.usable(0, TEXT) == 40, "nothing of it is left"
+    cache.rewind(2, 0)
+    run(cache, 2, TEXT[:10])
+    assert cache.usable(2, TEXT) == 10
+
+
+def test_a_pass_under_way_may_be_a_liars_work() -> None:
+    cache = cache_of()
+    run(cache, 0, TEXT[:20])
+    keep(cache, 0, 20)
+    cache.begin(0)
+    cache.doubt("liar")
+    cache.append(0, TEXT[20:30], ["liar"])
+    assert cache.usable(0, TEXT) == 20
+
+
+def test_a_doubtful_slot_makes_no_checkpoints_that_drive_out_good_ones() -> None:
+    cache = cache_of(config=EngineConfig(checkpoint_bytes=SIZE))
+    run(cache, 0, TEXT[:20])
+    keep(cache, 0, 20)
+    run(cache, 1, TEXT[:20], "liar")
+    cache.doubt("liar")
+    run(cache, 1, TEXT[20:40])  # it goes on
+    assert not cache.reserve(1, SIZE)
+    assert cache.usable(0, [*TEXT[:20], 1]) == 20
+
+
+def test_a_checkpoint_that_became_doubtful_while_it_was_made_is_not_kept() -> None:
+    cache = cache_of()
+    run(cache, 0, TEXT[:20], "liar")
+    assert cache.reserve(0, SIZE)
+    cache.doubt("liar")
+    cache.add(0, Checkpoint(0, 20, (np.zeros(SIZE // 4, np.float32),)))
+    cache.release(SIZE)
+    assert (cache.usable(0, TEXT), cache.n_bytes) == (0, 0)
 
 
 # -- in which slot
@@ -193,11 +234,11 @@ def test_what_is_not_used_goes_in_time() -> None:
 
 def test_room_that_is_reserved_is_not_given_twice() -> None:
     cache = cache_of()
-    assert all(cache.reserve(SIZE) for _ in range(3))
-    assert not cache.reserve(SIZE)
+    assert all(cache.reserve(0, SIZE) for _ in range(3))
+    assert not cache.reserve(0, SIZE)
     cache.release(SIZE)
-    assert cache.reserve(SIZE)
-    assert not cache_of(config=EngineConfig(checkpoint_bytes=SIZE - 1)).reserve(SIZE)
+    assert cache.reserve(1, SIZE)
+    assert not cache_of(config=EngineConfig(checkpoint_bytes=SIZE - 1)).reserve(0, SIZE)
 
 
 def test_a_checkpoint_that_would_save_little_is_not_wanted() -> None:
@@ -217,37 +258,52 @@ def plan(tokens: Sequence[int], start: int = 0) -> list[tuple[int, bool]]:
     return [(piece.end, piece.keeps) for piece in plan_prefill(tokens, start, {END}, 16, CONFIG)]
 
 
-def test_a_prompt_without_turns_runs_in_chunks_and_keeps_its_end() -> None:
-    assert plan(TEXT[:20]) == [(16, False), (20, True)]
-    assert plan(TEXT[:16]) == [(16, True)]
-    assert plan(TEXT[:3]) == [(3, False)]
-    assert plan(TEXT[:20], 10) == [(20, True)]
+def test_a_prompt_without_turns_runs_in_chunks_and_is_kept_before_its_last_token() -> None:
+    assert plan(TEXT[:20]) == [(16, False), (19, True), (20, False)]
+    assert plan(TEXT[:17]) == [(16, True), (17, False)]
+    assert plan(TEXT[:4]) == [(4, False)]
+    assert plan(TEXT[:20], 10) == [(19, True), (20, False)]
     assert plan_prefill(TEXT[:1], 0, (), 512, EngineConfig()) == [Piece(1, False)]
 
 
 def test_first_and_last_turn_end_are_kept() -> None:
     tokens = TEXT[:100]
     tokens[9] = tokens[49] = tokens[89] = END
-    pieces = [(10, True), (26, False), (42, False), (58, True), (74, False), (90, True), (100, True)]
+    pieces = [
+        (10, True),
+        (26, False),
+        (42, False),
+        (58, True),
+        (74, False),
+        (90, True),
+        (99, True),
+        (100, False),
+    ]
     assert plan(tokens) == pieces
     assert plan(tokens, 58) == pieces[4:]
+
+
+def test_only_the_first_turn_end_of_all_is_where_a_system_prompt_ends() -> None:
+    tokens = TEXT[:100]
+    tokens[9] = tokens[49] = tokens[89] = END
+    assert (50, True) not in plan(tokens, 40)
 
 
 def test_turn_ends_close_behind_another_checkpoint_are_not_kept() -> None:
     tokens = TEXT[:20]
     tokens[2] = tokens[10] = tokens[13] = END
-    assert plan(tokens) == [(14, True), (20, True)]
+    assert plan(tokens) == [(14, True), (19, True), (20, False)]
     assert plan(tokens[:17]) == [(14, True), (17, False)]
-    assert plan(tokens, 12) == [(20, True)]
+    assert plan(tokens, 12) == [(19, True), (20, False)]
     tokens[19] = END
-    assert plan(tokens, 12) == [(20, True)]
+    assert plan(tokens, 12) == [(19, True), (20, False)]
 
 
 def test_a_long_prompt_is_kept_now_and_then() -> None:
     kept = [end for end, keeps in plan(TEXT[:150]) if keeps]
-    assert kept == [48, 96, 144, 150]
+    assert kept == [48, 96, 144, 149]
     kept = [end for end, keeps in plan(TEXT[:1000]) if keeps]
-    assert kept == [256, 512, 768, 1000], "no more than a few, however long it is"
+    assert kept == [256, 512, 768, 999], "no more than a few, however long it is"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -106,16 +106,20 @@ async def open_conversation(model: Path, folder: Path) -> AsyncIterator[Conversa
     config = replace(
         base,
         dispatch=replace(DispatchConfig(), audit_share=1.0),
-        engine=EngineConfig(min_checkpoint_tokens=4),
+        engine=EngineConfig(min_checkpoint_tokens=4, tokens_ahead=0),
         models=replace(base.models, n_ubatch=32),
     )
     async with open_swarm(model, folder / "alone", config=config) as swarm:
         alone = [(await greedy(swarm, prompt))[0] for prompt in PROMPTS]
     liar = Liar()
     async with open_swarm(model, folder, config=config) as swarm:
-        swarm.backbone.engine.remote._rng = LastRow()
+        swarm.backbone.engine.passes.remote._rng = LastRow()
         await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, liar.meddle))
         yield Conversation(swarm, liar, alone)
+
+
+def is_found(talk: Conversation) -> bool:
+    return any(worker.standing is Standing.QUARANTINED for worker in talk.swarm.backbone.members.workers)
 
 
 async def test_what_the_audit_finds_is_used_in_no_other_prompt(tiny_model: Path, tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ async def test_what_the_audit_finds_is_used_in_no_other_prompt(tiny_model: Path,
         assert spoiled != talk.alone[0]
         _, done = await talk.ask(0)
         assert done.cached_tokens > 0, "nobody knows yet"
-        assert members.n_betrayals == 0
+        assert not is_found(talk)
 
         def lie_more(count: int) -> None:
             if count == 3:
@@ -139,7 +143,6 @@ async def test_what_the_audit_finds_is_used_in_no_other_prompt(tiny_model: Path,
         (member,) = members.workers
         assert member.standing is Standing.QUARANTINED
         assert "recomputing" in member.reason
-        assert members.n_betrayals > 0
         await talk.assert_nothing_is_used_again((0, 1))
 
 
@@ -153,7 +156,7 @@ async def test_of_two_that_run_when_the_liar_is_found_none_is_used(tiny_model: P
             counts[number] = count
             if min(counts) == 3:
                 talk.liar.spoils = "all"
-            if talk.swarm.backbone.members.n_betrayals and not found_at:
+            if is_found(talk) and not found_at:
                 found_at.append(list(counts))
 
         async with trio.open_nursery() as nursery:
@@ -175,9 +178,7 @@ async def test_a_liar_found_by_the_probe_after_reconnecting_betrayed(
         (before,) = members.workers
         talk.liar.spoils = "all"
         talk.swarm.network.break_all("worker1")
-        await talk.swarm.until(
-            lambda: any(worker.standing is Standing.QUARANTINED for worker in members.workers)
-        )
+        await talk.swarm.until(partial(is_found, talk))
         (member,) = members.workers
         assert member is not before
         assert member.tally.pairs == 0

@@ -17,7 +17,7 @@ from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Asked, Body, Handler, Peer
 from swarmnode.node.backbone import BackboneOptions, run_backbone
 from swarmnode.schedule.dispatch import Share, plan_layer
-from swarmnode.services.account import Account
+from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Standing
 from swarmnode.services.remote_experts import EXACT, PendingLayer, WireForm
@@ -420,9 +420,11 @@ async def test_rows_that_do_not_fit_travel_as_f32(tiny_model: Path, tmp_path: Pa
             plan = plan_layer(routing, 0, call.ids)
             assert plan is not None
             account = Account()
-            pending = await engine.remote.layer(RemoteLayer(call, plan), workers, account)
+            step = StepAccount([AccountedRows(account, 1, 1)])
+            pending = await engine.passes.remote.layer(RemoteLayer(call, plan), workers, step)
             assert np.isfinite(pending.finish()).all()
             pending.settle()
+            step.divide(1, 2)
             assert account.remote == 2
     assert seen == [encoding, "f32"]
 

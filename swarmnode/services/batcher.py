@@ -1,0 +1,198 @@
+"""Continuous batching: sequences ask for their next rows, and whoever is ready shares a step.
+
+A sequence takes a `Seat`. While it sits there and is not `away`, the next step waits until it has asked: between two
+tokens a sequence only has a few instructions to run, so nobody waits for a timer. Steps are formed by
+schedule/batching.py and run by services/passes.py; each sequence joins and leaves between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import trio
+
+from swarmnode.config import EngineConfig
+from swarmnode.errors import EngineStoppedError
+from swarmnode.schedule.batching import StepTimes, Wanted, cut_step, may_begin, step_share
+from swarmnode.services.passes import PassRunner, Rows
+
+Start: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
+"""`start(function)`: run it as a task of the engine's."""
+
+
+@dataclass(eq=False)
+class _Ask:
+    """Rows that a sequence waits for."""
+
+    rows: Rows
+    may_be_cut: bool
+    step: _Step | None = None
+    """The one that it is in."""
+    n_done: int = 0
+    """Tokens that ran."""
+    is_left: bool = False
+    """Nobody waits for it any more."""
+    value: Any = None
+    error: Exception | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(len(self.rows.tokens) - self.n_done, self.may_be_cut)
+
+    def next_rows(self, n_tokens: int) -> Rows:
+        """The next `n_tokens` of it: without logits unless they are the last."""
+        if n_tokens == len(self.rows.tokens):
+            return self.rows
+        tokens = self.rows.tokens[self.n_done : self.n_done + n_tokens]
+        is_last = self.n_done + n_tokens == len(self.rows.tokens)
+        return replace(self.rows, tokens=tokens, n_out=self.rows.n_out if is_last else 0)
+
+
+class _Step:
+    """A pass under way, with so many tokens of each of its asks."""
+
+    def __init__(self, parts: Sequence[tuple[_Ask, int]]) -> None:
+        self.parts = parts
+        self.scope = trio.CancelScope()
+        for ask, _ in parts:
+            ask.step = self
+
+    def was_left(self) -> None:
+        """Somebody left: the last one ends it."""
+        if all(ask.is_left for ask, _ in self.parts):
+            self.scope.cancel()
+
+
+class Seat:
+    """A sequence's place in the batcher."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+
+    async def run(self, rows: Rows, *, may_be_cut: bool = True) -> Any:
+        """Run these rows in the next step (or, if they are many and may be cut, in the next ones); what `take` made.
+
+        Raises what the pass raised. Cancelled, it leaves at once if the rows have not begun; else when their step ends,
+        because the slot is in use until then; a step that everybody has left is cancelled.
+        """
+        return await self._batcher.run_rows(rows, may_be_cut)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While this sequence waits for something else: no step waits for it."""
+        self._batcher.leave()
+        try:
+            yield
+        finally:
+            self._batcher.come()
+
+
+class Batcher:
+    """Forms steps. Its methods are synchronous but for `run_rows`: the state never changes during a wait."""
+
+    def __init__(self, passes: PassRunner, start: Start, config: EngineConfig, max_rows: int) -> None:
+        """`start` runs steps; a step has at most `max_rows` rows."""
+        self.passes = passes
+        self.times = StepTimes(config)
+        self._start = start
+        self._config = config
+        self._max_rows = max_rows
+        self._waiting: list[_Ask] = []
+        self._steps: set[_Step] = set()
+        """Those under way."""
+        self._n_expected = 0
+        """Sequences that are about to ask."""
+
+    @contextmanager
+    def seat(self) -> Iterator[Seat]:
+        """A place for a sequence, until the block ends."""
+        self.come()
+        try:
+            yield Seat(self)
+        finally:
+            self.leave()
+
+    def come(self) -> None:
+        """A sequence will ask soon."""
+        self._n_expected += 1
+
+    def leave(self) -> None:
+        """A sequence that was expected will not ask."""
+        self._n_expected -= 1
+        self._begin_steps()
+
+    async def run_rows(self, rows: Rows, may_be_cut: bool) -> Any:
+        """See Seat.run."""
+        ask = _Ask(rows, may_be_cut)
+        self._waiting.append(ask)
+        self.leave()  # it has asked
+        try:
+            await ask.ended.wait()
+        except trio.Cancelled:
+            await self._give_up(ask)
+            raise
+        if ask.error is not None:
+            raise ask.error
+        return ask.value
+
+    async def _give_up(self, ask: _Ask) -> None:
+        ask.is_left = True
+        if ask.ended.is_set():
+            return
+        if ask.step is None:
+            self._waiting.remove(ask)
+            self.come()
+        else:
+            ask.step.was_left()
+            with trio.CancelScope(shield=True):
+                await ask.ended.wait()
+
+    # -- steps
+
+    def _begin_steps(self) -> None:
+        """Begin all steps that should begin now."""
+        while not self._n_expected:
+            n_present = len(self._waiting) + sum(len(step.parts) for step in self._steps)
+            n_steps = self.times.n_steps
+            if not may_begin(len(self._waiting), n_present, len(self._steps), n_steps):
+                return
+            asks = self._waiting[: step_share(n_present, n_steps)]
+            counts = cut_step([ask.wanted for ask in asks], self._max_rows, self._config.mixed_rows)
+            step = _Step([(ask, n_tokens) for ask, n_tokens in zip(asks, counts, strict=True) if n_tokens])
+            self._waiting = [ask for ask in self._waiting if ask.step is None]
+            self._steps.add(step)
+            self._start(partial(self._run, step))
+
+    async def _run(self, step: _Step) -> None:
+        """One pass."""
+        error: Exception | None = EngineStoppedError()
+        values: list[Any] = [None] * len(step.parts)
+        try:
+            with step.scope:
+                values, times = await self.passes.run([ask.next_rows(n) for ask, n in step.parts])
+                self.times.add(times.compute_s, times.wait_s)
+                error = None
+        except Exception as caught:
+            error = caught
+        finally:
+            self._steps.remove(step)
+            self._settle(step, values, error)
+            self._begin_steps()
+
+    def _settle(self, step: _Step, values: Sequence[Any], error: Exception | None) -> None:
+        """Whoever has more to run waits again, before all others; the rest is told, and expected to ask again."""
+        unfinished: list[_Ask] = []
+        for (ask, n_tokens), value in zip(step.parts, values, strict=True):
+            ask.n_done += n_tokens
+            ask.step, ask.value, ask.error = None, value, error
+            if error is None and not ask.is_left and ask.wanted.n_tokens:
+                unfinished.append(ask)
+            else:
+                self._n_expected += 1
+                ask.ended.set()
+        self._waiting[:0] = unfinished

@@ -1,0 +1,197 @@
+"""One answer: its prompt into a slot (from where the slot can go on), then token by token, in steps shared with others.
+
+Runs as a task of the engine's, ahead of whoever asked by at most `EngineConfig.tokens_ahead` tokens: a step waits for
+sequences, never for clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from swarmnode.config import EngineConfig
+from swarmnode.models.base import Checkpoint, Model
+from swarmnode.models.sampling import Sampler, SamplingParams
+from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
+from swarmnode.services.account import Account
+from swarmnode.services.batcher import Seat
+from swarmnode.services.passes import F32, Rows
+from swarmnode.services.prefix_cache import PrefixCache, plan_prefill
+from swarmnode.services.runners import Runner
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """What to generate. `tokens` are the prompt's ids; `stop_ids` end the answer and are not part of it."""
+
+    tokens: Sequence[int]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One new token: its id, the text that became complete with it, and the account so far."""
+
+    token: int
+    text: str
+    account: Account
+
+
+@dataclass(frozen=True)
+class DoneEvent:
+    """The end: `finish_reason` is "stop" (an end token) or "length" (max_tokens or context)."""
+
+    finish_reason: str
+    text: str
+    """Text still held back by the streaming decoder (an incomplete character is replaced)."""
+    prompt_tokens: int
+    new_tokens: int
+    account: Account
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, those that were not run again."""
+        return self.account.cached_tokens
+
+
+Event: TypeAlias = TokenEvent | DoneEvent
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What generations work with."""
+
+    model: Model
+    tokenizer: Tokenizer
+    compute: Runner
+    prefixes: PrefixCache
+    config: EngineConfig
+    chunk_tokens: int
+
+
+class Generation:
+    """An answer under way in `slot`, sitting in `seat`; `send` takes its events."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        request: GenerateRequest,
+        slot: int,
+        seat: Seat,
+        send: trio.MemorySendChannel[Event],
+    ) -> None:
+        self._parts = parts
+        self._request = request
+        self._tokens: npt.NDArray[np.int32] = np.asarray(request.tokens, np.int32)
+        self._slot = slot
+        self._seat = seat
+        self._send = send
+        self._account = Account()
+        self._sampler = Sampler(request.sampling)
+
+    async def run(self) -> None:
+        """To the end of the answer, or until nobody listens any more. Raises what passes raise."""
+        try:
+            await self._answer()
+        except trio.BrokenResourceError:
+            return
+
+    async def _answer(self) -> None:
+        request, decoder = self._request, StreamDecoder(self._parts.tokenizer)
+        token = await self._prefill()
+        new_tokens = 0
+        reason = "length"
+        while new_tokens < request.max_tokens:
+            if token in request.stop_ids:
+                reason = "stop"
+                break
+            new_tokens += 1
+            await self._tell(TokenEvent(token, decoder.push(token), self._account))
+            if new_tokens < request.max_tokens:
+                token = await self._go_on([token], self._sampler.sample_last)
+        n_prompt = len(self._tokens)
+        await self._tell(DoneEvent(reason, decoder.finish(), n_prompt, new_tokens, self._account))
+
+    async def _tell(self, event: Event) -> None:
+        try:
+            self._send.send_nowait(event)
+        except trio.WouldBlock:
+            with self._seat.away():
+                await self._send.send(event)
+
+    async def _prefill(self) -> int:
+        """The first token of the answer."""
+        tokens, config = self._tokens, self._parts.config
+        start = self._account.cached_tokens = await self._resume()
+        token = 0
+        for piece in plan_prefill(tokens, start, self._request.stop_ids, self._parts.chunk_tokens, config):
+            is_last = piece.end == len(tokens)
+            token = await self._go_on(
+                tokens[start : piece.end].tolist(), self._sampler.sample_last if is_last else None
+            )
+            start = piece.end
+            if piece.keeps:
+                await self._keep()
+        return token
+
+    async def _go_on(self, tokens: list[int], take: Callable[[F32], int] | None) -> Any:
+        """Run tokens; what `take` makes of the last one's logits. If it is cancelled the slot is torn, but its
+        checkpoints are still good.
+        """
+        prefixes, slot = self._parts.prefixes, self._slot
+        prefixes.begin(slot)
+        rows = Rows(slot, tokens, 0 if take is None else 1, take or _nothing, self._account)
+        value = await self._seat.run(rows)
+        prefixes.append(slot, tokens, self._account.workers)
+        return value
+
+    async def _resume(self) -> int:
+        """Bring the slot to where this prompt can go on; the tokens that need not be run."""
+        prefixes, slot, model = self._parts.prefixes, self._slot, self._parts.model
+        start = prefixes.usable(slot, self._tokens)
+        if start and prefixes.stands_at(slot, start) and prefixes.wants(slot):
+            # The end of the last answer: what was asked then may be asked again in other words.
+            await self._keep()
+        checkpoint = prefixes.rewind(slot, start)
+        if checkpoint is not None or not start:
+            prefixes.begin(slot)
+            await self._compute(partial(_place, model, slot, checkpoint))
+            prefixes.append(slot, ())
+        return start
+
+    async def _keep(self) -> None:
+        """Make a checkpoint of where the slot stands, if there is memory for one at all."""
+        prefixes, slot, model = self._parts.prefixes, self._slot, self._parts.model
+        n_bytes = model.checkpoint_bytes
+        if not prefixes.reserve(slot, n_bytes):
+            return
+        try:
+            prefixes.add(slot, await self._compute(partial(model.checkpoint, slot)))
+        finally:
+            prefixes.release(n_bytes)
+
+    async def _compute(self, function: Callable[[], Any]) -> Any:
+        """On the compute thread, beside the steps of others."""
+        with self._seat.away():
+            return await self._parts.compute.run(function)
+
+
+def _place(model: Model, slot: int, checkpoint: Checkpoint | None) -> None:
+    """Take the slot back to a checkpoint, or to its beginning."""
+    if checkpoint is None:
+        model.reset(slot)
+    else:
+        model.restore(slot, checkpoint)
+
+
+def _nothing(logits: F32) -> int:
+    """Never called: no logits are wanted of a chunk of a prompt but the last."""
+    raise AssertionError("logits that nobody wanted")

@@ -1,0 +1,117 @@
+"""One forward pass of rows of several sequences through model and swarm: one dispatch a layer for all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmnode.compute.bank import ExpertBank
+from swarmnode.models.base import Model, Part
+from swarmnode.services.account import Account, AccountedRows, StepAccount
+from swarmnode.services.demand import DemandWatch
+from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer
+from swarmnode.services.members import Members
+from swarmnode.services.remote_experts import RemoteExperts
+from swarmnode.services.runners import Runner
+
+F32: TypeAlias = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one sequence has in a pass: tokens behind those that its slot holds.
+
+    `take` makes the result of logits f32 [n_out, n_vocab], on the compute thread: to sort 248,320 of them takes
+    milliseconds in which no message would be read.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    n_out: int
+    """Logits wanted, of the last tokens: 0, 1 or all."""
+    take: Callable[[F32], Any]
+    account: Account
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Where the time of a pass went, in seconds."""
+
+    compute_s: float
+    """On the compute thread."""
+    wait_s: float
+    """For workers."""
+
+
+class PassRunner(Protocol):
+    """What runs passes: `Passes`, or a test's."""
+
+    async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
+        """Results of all `take`s (None where no logits are wanted)."""
+        ...
+
+
+class Passes:
+    """Passes of one model over the local bank and the workers there are."""
+
+    def __init__(
+        self,
+        model: Model,
+        bank: ExpertBank,
+        compute: Runner,
+        members: Members,
+        remote: RemoteExperts,
+        demand: DemandWatch | None = None,
+    ) -> None:
+        self._model = model
+        self._bank = bank
+        self._compute = compute
+        self._members = members
+        self.remote = remote
+        self._demand = demand
+
+    async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
+        """See PassRunner. Raises what `Model.forward_batch` raises; whatever workers do, the rows are right."""
+        counts = self._demand is not None and self._demand.wants_pass()
+        parts = [Part(item.slot, item.tokens, item.n_out) for item in rows]
+        forward = ForwardPass(self._model, self._bank, parts, [item.take for item in rows], counts=counts)
+        account = StepAccount([AccountedRows(item.account, len(item.tokens), item.n_out) for item in rows])
+        values, compute_s = await self._advance(forward, account, counts)
+        account.divide(self._model.n_layer, self._model.n_expert_used)
+        if counts and self._demand is not None:
+            self._demand.count(forward.chosen, forward.unmet)
+        return values, PassTimes(compute_s, account.wait_s)
+
+    async def _advance(
+        self, forward: ForwardPass[Any], account: StepAccount, counts: bool
+    ) -> tuple[list[Any], float]:
+        """The results, and the seconds on the compute thread."""
+        routing, workers = self._members.routing()
+        result, compute_s = await self._compute.run(partial(_timed, partial(forward.advance, routing)))
+        while not isinstance(result, Finished):
+            finish = None
+            if isinstance(result, RemoteLayer):
+                pending = await self.remote.layer(result, workers, account)
+                finish = pending.finish
+            routing, workers = self._members.routing()
+            advance = partial(forward.advance, routing, finish)
+            result, spent_s = await self._compute.run(partial(_timed, advance))
+            compute_s += spent_s
+            if finish is not None:
+                pending.settle()
+                if counts:
+                    forward.unmet += pending.unmet
+        return result.values, compute_s
+
+
+def _timed(function: Callable[[], T]) -> tuple[T, float]:
+    started_s = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - started_s
