@@ -15,7 +15,7 @@ from swarmnode.identity import NodeKey
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Peer
 from swarmnode.schedule.dispatch import plan_layer
-from swarmnode.services.account import Account
+from swarmnode.services.account import StepAccount
 from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
@@ -72,7 +72,7 @@ async def test_the_deadline_counts_the_bytes_that_travel(
     plan = plan_layer(routing, 0, call.ids)
     assert plan is not None
     started_s = trio.current_time()
-    pending = await remote.layer(RemoteLayer(call, plan), workers, Account())
+    pending = await remote.layer(RemoteLayer(call, plan), workers, StepAccount([]))
     assert len(pending.failed) == 1
     assert peer.encoding == encoding
     travelled = peer.sent_bytes + replied_bytes * N_ROWS * N_EMBD
