@@ -121,7 +121,7 @@ class Model(Protocol):
         layer for the rows of all of them, in the parts' order; `stacked` is not asked then. Each row comes out as
         if its part were alone, bit by bit, wherever ggml's mat-muls compute a column without regard to how many there
         are: its CPU kernels without repacking do. The last layer's call is for the rows whose logits are wanted.
-        One pass over several slots runs at a time: beginning another one ends it. Passes of one slot may go between.
+        Passes of different slots may be interleaved.
         A pass that is not run to its end leaves all of its slots unusable until `reset` or `restore`.
 
         Raises UsageError as `forward`, and for no parts, a slot named twice, another n_out, too many tokens, a callback

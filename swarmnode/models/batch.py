@@ -8,7 +8,6 @@ import numpy as np
 
 from swarmnode.compute.row_table import RowTable
 from swarmnode.compute.tensors import read_part, write_part
-from swarmnode.errors import UsageError
 from swarmnode.models.base import ExpertCall, F32Array
 from swarmnode.models.batch_buffers import BatchBuffers
 from swarmnode.models.batch_graphs import BatchGraphs
@@ -18,7 +17,11 @@ from swarmnode.models.slot import Slot, not_finite
 
 
 class TokenBatches:
-    """Runs them, one at a time. `n_kv_of(n)`: cells that attention looks at for the first n tokens of a slot."""
+    """Runs them, several side by side: between two calls a pass has in the buffers what it needs again, unless another
+    one ran meanwhile; then it brings it back from a copy.
+
+    `n_kv_of(n)`: cells that attention looks at for the first n tokens of a slot.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class TokenBatches:
         self._attention_inputs = attention_inputs
         self._n_kv_of = n_kv_of
         self._turn = 0
-        """Counts passes: the last one owns the buffers."""
+        """Counts turns: whoever has the last one has the buffers."""
 
     def run(
         self, slots: Sequence[Slot], tokens: Sequence[int], n_out: int
@@ -45,10 +48,9 @@ class TokenBatches:
 
         The caller has checked everything and keeps the slots' positions. The last layer's call has the first `n_out`
         rows, and is left out without any; the other rows are only looked at for numbers that are not finite.
-        Raises UsageError if another batch began meanwhile, DeviceError.
+        Raises DeviceError.
         """
-        self._turn += 1
-        turn, n_layer, n_rows = self._turn, self._hparams.n_layer, len(slots)
+        turn, n_layer, n_rows = self._next_turn(), self._hparams.n_layer, len(slots)
         cells_seen = self._write_inputs(slots)
         values = self._embeddings.rows(tokens)
         for layer in range(n_layer):
@@ -57,15 +59,29 @@ class TokenBatches:
             n = n_rows if layer < n_layer - 1 else n_out
             if n == 0:
                 return None
-            values = yield self._take_call(layer, n)
+            call, kept = self._take_call(layer, n), self._take_residual(n)
+            values = yield call
             if turn != self._turn:
-                raise UsageError(
-                    "another pass over several slots began before this one ended; reset its slots"
-                )
+                turn = self._next_turn()
+                self._write_inputs(slots)
+                self._put_back(kept)
         write_part(self._buffers.given, values)
         self._graphs.run_dense("logits", n_layer, n_out)
         self._check_finite(slots, read_part(self._buffers.squares, n_out), n_layer - 1)
         return read_part(self._buffers.logits, n_out, self._hparams.n_vocab)
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _take_residual(self, n: int) -> tuple[F32Array, F32Array]:
+        """What a layer adds to the routed output: residual and shared expert, f32 [n, n_embd] each."""
+        buffers, n_embd = self._buffers, self._hparams.n_embd
+        return read_part(buffers.residual, n, n_embd), read_part(buffers.shared, n, n_embd)
+
+    def _put_back(self, kept: tuple[F32Array, F32Array]) -> None:
+        for buffer, values in zip((self._buffers.residual, self._buffers.shared), kept, strict=True):
+            write_part(buffer, values)
 
     def _run_layer(
         self, layer: int, slots: Sequence[Slot], cells_seen: Sequence[int], values: F32Array

@@ -274,14 +274,37 @@ def test_an_unfinished_pass_locks_its_slots_only(twins: Twins) -> None:
     twins.step((1, [1], 1), (2, [1], 1), (0, [1, 2], 2))
 
 
-def test_a_pass_that_another_one_pushed_aside_says_so(twins: Twins) -> None:
-    first = twins.batched.model.forward_batch([Part(0, [1], 1), Part(1, [2], 1)])
-    call = next(first)
-    twins.step((2, [1], 1), (3, [1], 1))
-    with pytest.raises(UsageError, match="another pass over several slots"):
-        first.send(twins.batched.experts(call))
-    with pytest.raises(UsageError, match="unfinished"):
-        twins.run((0, [1], 1), (2, [1], 1))
+@pytest.mark.parametrize("seed", range(4))
+def test_passes_side_by_side(twins: Twins, seed: int) -> None:
+    """Three passes of different slots take turns in any order, layer by layer."""
+    rng = np.random.default_rng(seed)
+    groups = [
+        [(0, [1], 1), (1, [2], 1)],
+        [(2, [3], 1), (3, [4, 5, 6], 3), (4, [7], 0)],
+        [(5, [8], 1), (6, [9], 1)],
+    ]
+    for _ in range(2):
+        found = side_by_side(twins.batched, groups, rng)
+        for group, logits in zip(groups, found, strict=True):
+            for (slot, tokens, n_out), rows in zip(group, logits, strict=True):
+                alone = twins.alone.run(tokens, slot, all_logits=True)
+                assert np.array_equal(rows, alone[len(tokens) - n_out :])
+
+
+def side_by_side(
+    local: LocalModel, groups: list[list[tuple[int, list[int], int]]], rng: np.random.Generator
+) -> list[list[F32Array]]:
+    """Logits of each group, whose passes go on in a random order."""
+    passes = [local.model.forward_batch([Part(*part) for part in group]) for group in groups]
+    calls = [next(steps) for steps in passes]
+    done: dict[int, list[F32Array]] = {}
+    while len(done) < len(groups):
+        turn = int(rng.choice([number for number in range(len(groups)) if number not in done]))
+        try:
+            calls[turn] = passes[turn].send(local.experts(calls[turn]))
+        except StopIteration as end:
+            done[turn] = end.value
+    return [done[number] for number in range(len(groups))]
 
 
 def test_a_slot_that_moved_since_is_seen_when_the_pass_begins(twins: Twins) -> None:
