@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,14 +71,17 @@ class Bench:
             answer.append(int(np.argmax(logits[-1])))
 
 
-def make_bench(
+@asynccontextmanager
+async def open_bench(
     index: ModelIndex,
     model: Model,
     bank: ExpertBank,
     gate: ComputeGate,
     plan: Plan,
-) -> Bench:
-    """Prompts are random tokens, the same in every run: what they say does not matter, nothing samples them."""
+) -> AsyncIterator[Bench]:
+    """With an engine that runs until the block ends.
+
+    Prompts are random tokens, the same in every run: what they say does not matter, nothing samples them."""
     config = plan.config
     rng = np.random.default_rng(0)
     prompts = tuple(
@@ -95,7 +99,10 @@ def make_bench(
         n_slots=model.n_slots,
         chunk_tokens=config.models.n_ubatch,
     )
-    return Bench(index, model, bank, gate, alone, prompts, plan.decode_tokens, config)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(alone.run)
+        yield Bench(index, model, bank, gate, alone, prompts, plan.decode_tokens, config)
+        nursery.cancel_scope.cancel()
 
 
 async def measure_prefill(bench: Bench, rounds: int) -> list[TokenFigure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from swarmnode.cli.bench_figures import Figures, Plan
-from swarmnode.cli.bench_local import make_bench, measure_decode, measure_prefill
+from swarmnode.cli.bench_local import measure_decode, measure_prefill, open_bench
 from swarmnode.cli.bench_swarm import NETWORK, measure_swarm, open_swarm
 from swarmnode.cli.common import complain, default_secret
 from swarmnode.compute.devices import Device
@@ -32,8 +32,10 @@ async def measure_model(
         n_slots=1 if {"decode", "swarm"}.isdisjoint(plan.sections) else max(plan.sequences),
     )
     complain("loading the model ...")
-    async with loaded(options, index, device, gate) as (model, bank):
-        bench = make_bench(index, model, bank, gate, plan)
+    async with (
+        loaded(options, index, device, gate) as (model, bank),
+        open_bench(index, model, bank, gate, plan) as bench,
+    ):
         if "prefill" in plan.sections:
             complain("measuring prefill ...")
             figures.prefill = await measure_prefill(bench, plan.rounds)

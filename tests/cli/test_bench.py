@@ -176,7 +176,6 @@ def test_workers_have_room_for_all_experts_between_them() -> None:
 
 
 def test_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
     check_plot(tmp_path / "x.png")
     with pytest.raises(UsageError, match=r"ends in \.png"):
         check_plot(tmp_path / "x.pdf")
