@@ -161,6 +161,14 @@ def test_what_does_not_fit_is_an_error_in_words(
     assert done.stderr.count("\n") == 1
 
 
+def test_a_home_that_nobody_has_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "~nosuchuser/lib")
+    with pytest.raises(
+        DeviceError, match=r"^SWARMNODE_GGML_LIB=~nosuchuser/lib: .*; give the folder's full path"
+    ):
+        library.choose()
+
+
 @pytest.fixture
 def any_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check says yes without looking."""
