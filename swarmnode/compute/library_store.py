@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 
-from swarmnode.compute.library_trial import Verdict, difference, try_library
+from swarmnode.compute.library_trial import Verdict, checked, difference, try_library
 from swarmnode.errors import DeviceError, StoreError
 from swarmnode.state_file import read_small, replace_small
 
@@ -160,7 +160,7 @@ def _facts(folder: Path) -> list[tuple[str, int, int]]:
 def _read(path: Path) -> Verdict | None:
     """None also for a file that is not a verdict: then the check is made again."""
     try:
-        return Verdict(**json.loads(read_small(path, _MAX_VERDICT_BYTES)))
+        return Verdict(**checked(json.loads(read_small(path, _MAX_VERDICT_BYTES)), Verdict))
     except (OSError, ValueError, TypeError):
         return None
 

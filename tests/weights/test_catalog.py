@@ -45,7 +45,7 @@ def test_name_or_its_beginning_is_enough(name: str, folder: Path) -> None:
 
 
 def test_a_home_that_nobody_has_is_an_unknown_name(folder: Path) -> None:
-    with pytest.raises(UsageError, match="~nosuchuser/x.gguf is no file and no known model"):
+    with pytest.raises(UsageError, match=r"~nosuchuser/x\.gguf is no file and no known model"):
         resolve_model("~nosuchuser/x.gguf", [folder])
 
 
