@@ -3,6 +3,7 @@
     SwarmError
     ├── LocalError                 this machine or its user; says what to do
     │   ├── UsageError             a wrong argument or setting                 ends the command
+    │   │   └── MissingExtraError  a library that was not installed            ends the command
     │   ├── ModelFileError         a GGUF or shard that is broken or missing   ends the loading of that file
     │   ├── UnsupportedModelError  a sound file of a model we cannot run       ends the loading of that file
     │   ├── StoreError             disk full, no rights, locked cache folder   ends the write, nothing is lost
@@ -35,6 +36,16 @@ class LocalError(SwarmError):
 
 class UsageError(LocalError):
     """A wrong argument or setting."""
+
+
+class MissingExtraError(UsageError):
+    """A library of an extra is not installed; the message says how to install it from the clone."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f'{what} needs the extra `{extra}`: beside the clone run pip install "./swarmnode[{extra}]" '
+            "(with the pip of the venv that swarmnode is in)"
+        )
 
 
 class ModelFileError(LocalError):

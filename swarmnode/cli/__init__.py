@@ -7,10 +7,16 @@ import os
 import sys
 from typing import Any
 
-import click
+STOPPED = 130
+"""Exit code of what Ctrl-C ended, as shells have it."""
 
-from swarmnode import __version__
-from swarmnode.errors import SwarmError
+try:
+    import click
+
+    from swarmnode import __version__
+    from swarmnode.errors import MissingExtraError, SwarmError
+except KeyboardInterrupt:
+    sys.exit(STOPPED)
 
 # Before anything imports numpy: its BLAS is used by the self-test only, and a thread of its own for every core costs
 # 40 MB of address space and fights ggml's threads.
@@ -31,8 +37,19 @@ VERBS = {
 }
 
 
+BACKBONE_LIBRARIES = frozenset({"tokenizers", "jinja2", "starlette", "hypercorn", "httpx"})
+"""Of the extra `backbone` (pyproject.toml): what a worker does without."""
+
+
 class LazyGroup(click.Group):
     """Imports a verb's module when it is needed, so that `--help` and light verbs start at once."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Ctrl-C before the verb runs, while it is imported, say, ends as silently as later (common.clear_errors)."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(STOPPED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(VERBS)
@@ -41,16 +58,25 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         try:
-            module = importlib.import_module(f"swarmnode.cli.{cmd_name}")
-        except SwarmError as error:  # of compute/ggml.py: SWARMNODE_GGML_LIB names a bad library
+            command: click.Command = _module_of(cmd_name).command
+        except SwarmError as error:  # an extra, or of compute/ggml.py: SWARMNODE_GGML_LIB names a bad library
             click.echo(f"swarmnode: {error}", err=True)
             sys.exit(1)
-        command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(VERBS.items()))
+
+
+def _module_of(verb: str) -> Any:
+    """MissingExtraError if it needs what only the extra `backbone` installs."""
+    try:
+        return importlib.import_module(f"swarmnode.cli.{verb}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in BACKBONE_LIBRARIES:
+            raise
+        raise MissingExtraError(f"`swarmnode {verb}`", "backbone") from None
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -27,7 +27,7 @@ from swarmnode.cli.common import (
 from swarmnode.cli.sizes import ByteSize
 from swarmnode.compute.devices import Device
 from swarmnode.config import Folders
-from swarmnode.errors import UsageError
+from swarmnode.errors import MissingExtraError
 from swarmnode.node.common import NodeOptions, open_compute, stop_on_signal
 from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.index import ModelIndex
@@ -187,10 +187,8 @@ async def _measure(plan: Plan, folder: Path) -> Figures:
 def _needing_backbone() -> Callable[..., Awaitable[None]]:
     try:
         from swarmnode.cli.bench_model import measure_model
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f'all but kernels needs the extra: pip install "swarmnode[backbone]" (no {error.name})'
-        ) from None
+    except ModuleNotFoundError:
+        raise MissingExtraError("all but kernels", "backbone") from None
     return measure_model
 
 

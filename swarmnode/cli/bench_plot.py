@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.cli.bench_figures import Figures, TokenFigure
-from swarmnode.errors import UsageError
+from swarmnode.errors import MissingExtraError, UsageError
 
-_MISSING = '--plot needs the extra: pip install "swarmnode[bench]"'
 PANEL_INCHES = (4.5, 3.6)
 
 
@@ -19,7 +18,7 @@ def check_plot(path: Path) -> None:
     try:
         import_module("matplotlib")
     except ImportError:
-        raise UsageError(_MISSING) from None
+        raise MissingExtraError("--plot", "bench") from None
     if path.suffix != ".png":
         raise UsageError(f"--plot {path}: write a name that ends in .png")
     if not path.parent.is_dir():

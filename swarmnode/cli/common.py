@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
+from swarmnode.cli import STOPPED
 from swarmnode.config import Config, Folders
 from swarmnode.errors import SwarmError, UsageError, first_error
 from swarmnode.identity import NodeId
@@ -145,11 +146,11 @@ def clear_errors(function: Callable[P, T]) -> Callable[P, T]:
             if errors[0] is not None and errors[1] is None:
                 complain(f"swarmnode: {first_error(errors[0])}")
                 sys.exit(1)
-            if group.split(KeyboardInterrupt)[1] is None:
-                sys.exit(130)
+            if group.subgroup(KeyboardInterrupt) is not None:  # what else is in it, Ctrl-C brought about
+                sys.exit(STOPPED)
             raise
         except KeyboardInterrupt:
-            sys.exit(130)
+            sys.exit(STOPPED)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)

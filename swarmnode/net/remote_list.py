@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnode.config import BootstrapConfig
-from swarmnode.errors import UsageError
+from swarmnode.errors import MissingExtraError, UsageError
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.list_file import MAX_LIST_BYTES, parse_entries, read_kept
 from swarmnode.state_file import replace_small
@@ -85,7 +85,7 @@ def fetch_dns(name: str, config: BootstrapConfig, resolver: dns.resolver.Resolve
         import dns.exception
         import dns.resolver
     except ImportError:
-        raise UsageError('dns: needs the extra: pip install "swarmnode[dns]"') from None
+        raise MissingExtraError("dns:NAME", "dns") from None
     try:
         resolver = _system_resolver() if resolver is None else resolver
         answer = resolver.resolve(f"{DNS_LABEL}.{name}.", "TXT", lifetime=config.stall_timeout_s)

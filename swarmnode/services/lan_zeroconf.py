@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from swarmnode.config import LanConfig
-from swarmnode.errors import UsageError
+from swarmnode.errors import MissingExtraError, UsageError
 from swarmnode.services.lan import ID_FIELD, SERVICE_TYPE, LanService
 
 if TYPE_CHECKING:
     from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 log = logging.getLogger(__name__)
-
-_MISSING = '--lan needs the extra: pip install "swarmnode[lan]"'
 
 
 class ZeroconfBackend:
@@ -33,7 +31,7 @@ class ZeroconfBackend:
         try:
             from zeroconf import InterfaceChoice, ServiceBrowser, Zeroconf
         except ImportError:
-            raise UsageError(_MISSING) from None
+            raise MissingExtraError("--lan", "lan") from None
         try:
             zeroconf = Zeroconf(interfaces=self._interfaces or InterfaceChoice.All)
         except OSError as error:
@@ -63,7 +61,7 @@ def hosts_of(listen_host: str) -> tuple[str, ...]:
     try:
         import ifaddr  # zeroconf depends on it
     except ImportError:
-        raise UsageError(_MISSING) from None
+        raise MissingExtraError("--lan", "lan") from None
     found = []
     for adapter in ifaddr.get_adapters():
         for item in adapter.ips:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
 from gguf import GGUFReader
 
-from swarmnode.cli import VERBS, main
-from swarmnode.cli.common import parse_host_port, visible
+from swarmnode.cli import BACKBONE_LIBRARIES, VERBS, main
+from swarmnode.cli.common import clear_errors, parse_host_port, visible
 from swarmnode.config import Folders
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
@@ -213,6 +216,77 @@ def test_a_worker_needs_nothing_of_the_backbones_extra() -> None:
         "import swarmnode.cli.doctor, swarmnode.cli.bench\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("verb", ["backbone", "demo", "generate", "status"])
+@pytest.mark.parametrize("library", sorted(BACKBONE_LIBRARIES))
+def test_a_verb_that_needs_the_extra_says_so(
+    verb: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of a traceback, and of the help of a verb that would not run."""
+
+    def without(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {library!r}", name=f"{library}.part")
+
+    monkeypatch.setattr("swarmnode.cli.importlib.import_module", without)
+    for arguments in ([verb], [verb, "--help"]):
+        result = run(*arguments)
+        assert result.exit_code == 1
+        assert result.output.count("\n") == 1
+        assert result.output.startswith(f"swarmnode: `swarmnode {verb}` needs the extra `backbone`: ")
+        assert 'pip install "./swarmnode[backbone]"' in result.output
+
+
+def test_the_worker_installation_says_what_it_lacks() -> None:
+    """In a process that really cannot import them."""
+    code = (
+        "import sys\n"
+        "for name in ('tokenizers', 'jinja2', 'starlette', 'hypercorn', 'httpx'):\n"
+        "    sys.modules[name] = None\n"
+        "from swarmnode.cli import main\n"
+        "main(['status'])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.startswith("swarmnode: `swarmnode status` needs the extra `backbone`: ")
+    assert found.stderr.count("\n") == 1
+
+
+def test_the_libraries_of_the_extra_are_those_of_pyproject() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    named = project["project"]["optional-dependencies"]["backbone"]
+    assert {re.split(r"[\[>=]", item)[0] for item in named} == BACKBONE_LIBRARIES
+
+
+@pytest.mark.parametrize("verb", ["identity", "status"])
+def test_ctrl_c_while_a_verb_is_imported(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> ModuleType:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("swarmnode.cli.importlib.import_module", interrupted)
+    result = run(verb)
+    assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        BaseExceptionGroup("", [KeyboardInterrupt()]),
+        BaseExceptionGroup(
+            "", [BaseExceptionGroup("", [KeyboardInterrupt()]), ValueError("its consequence")]
+        ),
+    ],
+)
+def test_ctrl_c_in_a_verb(error: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
+    @clear_errors
+    def verb() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        verb()
+    assert ended.value.code == 130
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_worker_does_not_load_what_it_can_do_without() -> None:
