@@ -1,7 +1,10 @@
 # What a newcomer runs: `make demo`, `make test`. Everything lives in .venv; nothing else is installed.
-PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Without a name, the Python that .venv was made with; `make PYTHON=python3.12 ...` makes it anew with another one.
+PYTHON ?= $(if $(wildcard $(VENV)/.ready),$(BIN)/python,python3)
+# Tells interpreters apart, and says the same for one and for a venv of it; nothing for one that is too old.
+PROBE  := -c 'import sys; sys.version_info >= (3, 11) and print(sys.base_prefix, sys.version)'
 # ggml is compiled here: its default build uses OpenMP (a second computing thread makes it 30-80x slower) and
 # leaves llamafile's kernels out (docs/decisions/0002-ggml-build.md).
 GGML_FLAGS := -DGGML_LLAMAFILE=ON -DGGML_OPENMP=OFF
@@ -10,10 +13,17 @@ GGML_FLAGS := -DGGML_LLAMAFILE=ON -DGGML_OPENMP=OFF
 
 setup: $(VENV)/.ready
 
+ifneq ($(shell $(PYTHON) $(PROBE) 2>&1),$(shell $(BIN)/python $(PROBE) 2>/dev/null))
+.PHONY: $(VENV)/.ready
+endif
 $(VENV)/.ready: pyproject.toml Makefile
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) $(PROBE) 2>/dev/null | grep -q . || { echo "swarmnode needs Python 3.11 or newer; '$(PYTHON)' is:" \
+		"$$($(PYTHON) --version 2>&1 | head -n 1). Name another: make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)" >&2; exit 1; }
+	@# nothing is kept of a venv of another Python, or of one that was left half made
+	@{ [ "$$($(PYTHON) $(PROBE))" = "$$($(BIN)/python $(PROBE))" ] && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || \
+		{ rm -f $@; echo "$(PYTHON) -m venv --clear $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "building ggml (about a minute on two cores) ..."
+	@echo "compiling ggml: about a minute on two fast cores, several on slower ones; pip is silent meanwhile ..."
 	CMAKE_ARGS="$(GGML_FLAGS)" $(BIN)/python -m pip install --quiet --no-cache-dir --no-binary ggml-python ggml-python==0.0.45
 	@# setuptools warns at length about editable installations; nothing about this one is wrong
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[backbone,dev]'
