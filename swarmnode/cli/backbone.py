@@ -13,6 +13,8 @@ from swarmnode.cli.common import (
     DEFAULT_API,
     DEFAULT_NETWORK,
     DEFAULT_SWARM_PORT,
+    advertise_option,
+    advertised_of,
     allow_option,
     allowed_of,
     bootstrap_option,
@@ -54,6 +56,7 @@ from swarmnode.services.reports import (
 @click.option(
     "--api", default=DEFAULT_API, show_default=True, help="Where the HTTP API listens (loopback only)."
 )
+@advertise_option
 @allow_option
 @bootstrap_option
 @click.option(
@@ -82,6 +85,7 @@ def command(
     model: str | None,
     listen: str,
     api: str,
+    advertise: tuple[str, ...],
     allow: Path | None,
     bootstrap: tuple[str, ...],
     context: int,
@@ -112,6 +116,7 @@ def command(
         bootstrap=member.peers,
         lan=lan,
         listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
+        advertise=advertised_of(advertise),
         allowed=allowed_of(allow),
         device=device,
         config=config_of(threads, deadline_ms),

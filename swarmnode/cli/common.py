@@ -22,7 +22,7 @@ from swarmnode.cli import STOPPED
 from swarmnode.config import Config, Folders
 from swarmnode.errors import SwarmError, UsageError, first_error
 from swarmnode.identity import NodeId
-from swarmnode.net.address import PeerAddress
+from swarmnode.net.address import PeerAddress, split_host_port
 from swarmnode.net.bootstrap import find_peers
 from swarmnode.net.invite import checked_network
 from swarmnode.net.list_file import read_allowed
@@ -100,7 +100,7 @@ def advertise_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--advertise",
         multiple=True,
         metavar="HOST:PORT",
-        help="An address at which others reach this node (a forwarded port, say); may be repeated.",
+        help="An address at which others reach this node (a forwarded port, say); several times.",
     )(function)
 
 
@@ -171,6 +171,21 @@ def parse_host_port(text: str, default_port: int) -> tuple[str, int]:
     if not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter(f"{text!r}: write HOST:PORT, for example 0.0.0.0:{default_port}")
     return host or "127.0.0.1", int(port)
+
+
+def advertised_of(places: Sequence[str], *, listens: bool = True) -> tuple[tuple[str, int], ...]:
+    """The places of `--advertise`, each with its port: others are told them as they are. UsageError."""
+    if places and not listens:
+        raise UsageError("--advertise says where others reach this node, but with --no-listen nobody can")
+    found = []
+    for place in places:
+        try:
+            found.append(split_host_port(place))
+        except UsageError as error:
+            raise UsageError(
+                f"--advertise {place}: {error}; write HOST:PORT, an IPv6 address as [ADDRESS]:PORT"
+            ) from None
+    return tuple(found)
 
 
 def bootstrap_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import trio
 from swarmnode.cli.common import (
     DEFAULT_SWARM_PORT,
     advertise_option,
+    advertised_of,
     allow_option,
     allowed_of,
     bootstrap_option,
@@ -112,7 +113,7 @@ def command(
         bootstrap=member.peers,
         lan=lan,
         listen=None if no_listen else parse_host_port(listen, DEFAULT_SWARM_PORT),
-        advertise=tuple(parse_host_port(place, DEFAULT_SWARM_PORT) for place in advertise),
+        advertise=advertised_of(advertise, listens=not no_listen),
         allowed=allowed_of(allow),
         device=device,
         config=config_of(threads, None, max_rows),
