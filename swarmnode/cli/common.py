@@ -1,7 +1,8 @@
 """What verbs share: options, the exit codes, and turning errors into one clear line.
 
-Exit codes: 0 all went well (so ends a backbone or worker that was stopped by Ctrl-C or SIGTERM); 1 something failed
-(the line says what and what to do); 2 wrong usage (click's own); 130 any other command was stopped by Ctrl-C.
+Exit codes: 0 all went well (so ends a backbone or worker that ran until Ctrl-C or SIGTERM); 1 something failed (the
+line says what and what to do); 2 wrong usage (click's own); 130 Ctrl-C ended any other
+command, or one that did not run yet.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from swarmnode.cli.common import clear_errors, complain, say
 from swarmnode.cli.generate import piece_text, stream_completion, swarm_line
 from swarmnode.cli.processes import NodeProcess, ProcessFailedError, start_node
 from swarmnode.errors import UsageError
+from swarmnode.node.common import stop_on_signal
 
 PROMPT = "To Sherlock Holmes she is always"
 START_TIMEOUT_S = 30.0
@@ -65,7 +66,10 @@ def command(tokens: int, workers: int, budget: str, exact: bool, kill_at: int | 
     play = Play(prompt, tokens, workers, budget, exact, tokens // 2 if kill_at is None else kill_at)
     if play.kill_at >= tokens:
         raise UsageError(f"--kill-at {kill_at} is behind the last of {tokens} tokens")
-    sys.exit(0 if trio.run(_demo, play) else 1)
+    went_well = trio.run(_demo, play)
+    if went_well is None:
+        raise KeyboardInterrupt
+    sys.exit(0 if went_well else 1)
 
 
 @dataclass(frozen=True)
@@ -80,17 +84,22 @@ class Play:
     kill_at: int
 
 
-async def _demo(play: Play) -> bool:
+async def _demo(play: Play) -> bool | None:
+    """Whether all went well; None when Ctrl-C or SIGTERM came first. Nothing runs or lies about afterwards."""
+    went_well: bool | None = None
     with tempfile.TemporaryDirectory(prefix="swarmnode-demo-") as folder:
         async with trio.open_nursery() as nursery:
             nodes: list[NodeProcess] = []
+            nursery.start_soon(stop_on_signal, nursery.cancel_scope)
             try:
-                return await _act(play, Path(folder), nursery, nodes)
+                went_well = await _act(play, Path(folder), nursery, nodes)
             finally:
                 with trio.CancelScope(shield=True):
                     for node in nodes:
                         node.kill()
                         await node.process.wait()
+            nursery.cancel_scope.cancel()
+    return went_well
 
 
 async def _act(play: Play, folder: Path, nursery: trio.Nursery, nodes: list[NodeProcess]) -> bool:
@@ -161,7 +170,10 @@ class Stage:
 
 
 async def _ask(api: str, body: dict[str, Any], on_token: Callable[[Answer], None]) -> Answer:
-    """Stream one answer in a thread (httpx blocks), so that the processes' output is read meanwhile."""
+    """Stream one answer in a thread (httpx blocks), so that the processes' output is read meanwhile.
+
+    When this is cancelled, the thread ends with the backbone that it asks.
+    """
     answer = Answer()
     lock = threading.Lock()
 
@@ -175,7 +187,7 @@ async def _ask(api: str, body: dict[str, Any], on_token: Callable[[Answer], None
                     answer.times_s.append(time.perf_counter())
                     on_token(answer)
 
-    await trio.to_thread.run_sync(stream)
+    await trio.to_thread.run_sync(stream, abandon_on_cancel=True)
     return answer
 
 

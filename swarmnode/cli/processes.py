@@ -79,7 +79,10 @@ class NodeProcess:
 
 
 async def start_node(name: str, arguments: Sequence[str], home: Path, nursery: trio.Nursery) -> NodeProcess:
-    """Start `swarmnode ARGUMENTS` with its own home folder; standard error goes with standard output."""
+    """Start `swarmnode ARGUMENTS` with its own home folder; standard error goes with standard output.
+
+    It has a session of its own: the terminal's Ctrl-C is for the caller, who ends what it started.
+    """
     environment = {**os.environ, "SWARMNODE_HOME": str(home), "PYTHONUNBUFFERED": "1"}
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "swarmnode.cli", *arguments],
@@ -87,6 +90,7 @@ async def start_node(name: str, arguments: Sequence[str], home: Path, nursery: t
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
+        start_new_session=True,
     )
     node = NodeProcess(name, process)
     nursery.start_soon(node.read)

@@ -70,6 +70,7 @@ class TemplateProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": search_path},
+                start_new_session=True,  # the terminal's Ctrl-C is for its parent; it ends with its stdin
             )
         except OSError as error:
             return f"no process to render it can be started: {error}"

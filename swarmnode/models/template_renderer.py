@@ -143,7 +143,5 @@ else:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; this one ends with its stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has no session of its own: Windows
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -118,11 +119,21 @@ class Goodbye:
 
 
 async def stop_on_signal(scope: trio.CancelScope, leave: Callable[[], Awaitable[None]] | None = None) -> None:
-    """On Ctrl-C or SIGTERM take leave (for a second at most), then cancel `scope`, so that all closes in order."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    """On Ctrl-C, SIGTERM or the end of the terminal take leave (for LEAVE_TIMEOUT_S at most), then cancel `scope`, so
+    that all closes in order."""
+    with trio.open_signal_receiver(*_stop_signals()) as signals:
         async for _ in signals:
             break
     if leave is not None:
         with trio.move_on_after(LEAVE_TIMEOUT_S):
             await leave()
     scope.cancel()
+
+
+def _stop_signals() -> list[signal.Signals]:
+    found = [signal.SIGINT, signal.SIGTERM]
+    if (
+        sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    ):  # which is nohup's doing
+        found.append(signal.SIGHUP)
+    return found

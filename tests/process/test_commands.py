@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import httpx
 import pytest
 import trio
 
-from swarmnode.cli.processes import NodeProcess, start_node
+from swarmnode.cli.processes import NodeProcess, ProcessFailedError, start_node
 
 pytestmark = pytest.mark.real_time
 
@@ -71,6 +72,62 @@ async def test_the_demo(tmp_path: Path, arguments: list[str]) -> None:
     assert "was killed at token 30" in output
     # The third check is of time, and this machine may be busy: the exit code must only fit what was printed.
     assert result.returncode == ("FAIL" in output), output
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "hangup"])
+async def test_a_stopped_demo_leaves_nothing_running(
+    sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a terminal: the signal goes to the whole process group of the command."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    async with open_processes() as processes:
+        demo = await processes.start("demo", ["demo", "--tokens", "2000"], tmp_path / "home")
+        await demo.wait_line("asking it alone", TIMEOUT_S)
+        started = children_of(demo.pid, "swarmnode.cli")
+        assert started
+        os.killpg(demo.pid, sign)
+        assert await ended(demo) == 130
+        assert demo.lines[-1].startswith("asking it alone")  # no traceback, no `Aborted!`
+        assert are_gone(started)
+        assert not any(name.startswith("swarmnode-demo-") for name in os.listdir(tmp_path))
+
+
+async def test_ctrl_c_while_a_backbone_starts(tmp_path: Path) -> None:
+    """It reaches the whole process group, but the process that renders the chat template is not in it."""
+    async with open_processes() as processes:
+        backbone = await processes.start("backbone", ["backbone", *LOOPBACK], tmp_path / "backbone")
+        with trio.fail_after(TIMEOUT_S):
+            while True:
+                if renderers := children_of(backbone.pid, "template_renderer"):
+                    break
+                await trio.sleep(0.005)
+        os.killpg(backbone.pid, signal.SIGINT)
+        assert await ended(backbone) == 0
+        assert backbone.lines[-1] == "stopped"
+        assert not [line for line in backbone.lines if "Traceback" in line or "template" in line]
+        assert are_gone(renderers)
+
+
+def children_of(pid: int, command: str) -> list[int]:
+    """The processes that it started and that run `command`."""
+    children = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            if parent == pid and command in entry.with_name("cmdline").read_text():
+                children.append(int(entry.parent.name))
+    return children
+
+
+def are_gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+async def ended(node: NodeProcess) -> int:
+    """Its exit code, once all of its output was read."""
+    with pytest.raises(ProcessFailedError, match="ended"):
+        await node.wait_line("a line that it never prints", TIMEOUT_S)
+    return await node.process.wait()
 
 
 async def test_join_generate_and_stop(tmp_path: Path) -> None:
