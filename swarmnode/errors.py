@@ -87,6 +87,10 @@ class HandshakeError(RemoteError):
     """The peer has another key, network or protocol; closed without an answer."""
 
 
+OTHER_NETWORK = "its network has another name or secret (--network, --secret)"
+"""What a handshake that does not fit most often comes of."""
+
+
 class WrongNodeError(HandshakeError):
     """The address reached a node with another key than the one that was dialled."""
 

@@ -11,7 +11,7 @@ import click
 import httpx
 
 from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible
-from swarmnode.cli.http_api import base_url, error_message, nobody_there
+from swarmnode.cli.http_api import base_url, error_message, no_api, nobody_there
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.errors import ConnectionLostError, UsageError
 from swarmnode.models.sampling import SamplingParams
@@ -75,6 +75,7 @@ def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator
     base = base_url(api)
     url = f"{base}/v1/{'chat/' if chat else ''}completions"
     timeout = httpx.Timeout(10.0, read=None)  # prefill of a long prompt may take minutes
+    has_answered = False
     try:
         with (
             httpx.Client(timeout=timeout, trust_env=False) as client,
@@ -83,12 +84,17 @@ def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator
             if response.status_code != 200:
                 response.read()
                 raise UsageError(error_message(response))
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                raise no_api(base)
+            has_answered = True
             yield from _pieces(response)
     except (httpx.ConnectError, UnicodeError) as error:
         raise nobody_there(base, error) from error
-    except httpx.RemoteProtocolError as error:
-        raise ConnectionLostError("the answer broke off: the backbone was stopped") from error
     except httpx.HTTPError as error:
+        if not has_answered:
+            raise no_api(base, str(error) or type(error).__name__) from error
+        if isinstance(error, httpx.RemoteProtocolError):
+            raise ConnectionLostError("the answer broke off: the backbone was stopped") from error
         raise ConnectionLostError(f"the answer of {base} broke off: {error}") from error
 
 

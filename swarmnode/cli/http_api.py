@@ -30,12 +30,21 @@ def nobody_there(base: str, error: Exception) -> ConnectionLostError:
     )
 
 
+def no_api(base: str, reason: str = "") -> ConnectionLostError:
+    """Something listens at that address, and is none."""
+    told = f" ({reason})" if reason else ""
+    return ConnectionLostError(
+        f"{base} does not answer as a backbone's API does{told}: give the address that the backbone prints "
+        "behind `api`, --api HOST:PORT; or it was stopped just now"
+    )
+
+
 def error_message(response: httpx.Response) -> str:
     """What an answer that is no success says."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the backbone answered {response.status_code}"
+        return f"what listens there answered {response.status_code}, but not as a backbone does; give --api HOST:PORT"
 
 
 def get_object(api: str, path: str) -> dict[str, Any]:
@@ -47,8 +56,7 @@ def get_object(api: str, path: str) -> dict[str, Any]:
     except (httpx.ConnectError, UnicodeError) as error:
         raise nobody_there(base, error) from error
     except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise ConnectionLostError(f"{base} does not answer as a backbone does: {reason}") from error
+        raise no_api(base, str(error) or type(error).__name__) from error
     if response.status_code != 200:
         raise UsageError(error_message(response))
     try:

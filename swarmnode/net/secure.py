@@ -13,7 +13,7 @@ from contextlib import suppress
 import trio
 
 from swarmnode.config import WireConfig
-from swarmnode.errors import ConnectionLostError, HandshakeError, ProtocolError
+from swarmnode.errors import OTHER_NETWORK, ConnectionLostError, HandshakeError, ProtocolError
 from swarmnode.wire.connection import Connection
 from swarmnode.wire.constants import ConnectionClass
 from swarmnode.wire.events import Ended, Event, Opened, PongReceived
@@ -145,8 +145,7 @@ class SecureStream:
                 raise ConnectionLostError("the stream broke during the handshake") from error
             if not received:
                 raise ConnectionLostError(
-                    "the peer hung up during the handshake: its network has another name or secret, "
-                    "or it lets others in only"
+                    f"the peer hung up during the handshake: {OTHER_NETWORK}, or it lets others in only"
                 )
             events = self.connection.receive_data(received)
             if events:

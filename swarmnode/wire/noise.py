@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from swarmnode.errors import HandshakeError, ProtocolError
+from swarmnode.errors import OTHER_NETWORK, HandshakeError, ProtocolError
 from swarmnode.wire.constants import MAX_NONCE, TAG_BYTES
 
 KEY_BYTES = 32
@@ -182,8 +182,8 @@ class NoiseXX:
             raise HandshakeError(f"a handshake message of {len(message)} bytes")
         try:
             return self._read(message)
-        except ProtocolError as error:
-            raise HandshakeError(f"a handshake message does not fit: {error}") from None
+        except ProtocolError:  # a broken seal, which a prologue or a pre-shared key of its own brings about
+            raise HandshakeError(OTHER_NETWORK) from None
 
     def split(self) -> tuple[CipherState, CipherState]:
         """(for sending, for receiving)."""

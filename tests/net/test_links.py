@@ -176,7 +176,7 @@ async def test_another_network_or_key_is_not_answered() -> None:
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
         address = await serve_on(nursery, network.host("b"), endpoint(SERVER))
-        with pytest.raises(HandshakeError):
+        with pytest.raises(HandshakeError, match="another name or secret"):
             await dial_from(nursery, network.host("a"), address, endpoint(CLIENT, network="other"))
         wrong = PeerAddress(endpoint(9).credentials.node_id, address.host, address.port)
         with pytest.raises(HandshakeError, match="dialled"):
