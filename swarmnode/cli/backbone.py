@@ -108,7 +108,7 @@ def command(
     """
     set_up_logging(verbose)
     folders = folders_of(home)
-    member = membership_of(bootstrap, network, secret_file, folders)
+    member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
     options = BackboneOptions(
         folders=folders,
         network=member.network,

@@ -28,7 +28,7 @@ from swarmnode.net.bootstrap import find_peers
 from swarmnode.net.invite import checked_network
 from swarmnode.net.list_file import read_allowed
 from swarmnode.net.secret_file import read_secret
-from swarmnode.wire.secret import NetworkSecret
+from swarmnode.wire.secret import NetworkSecret, network_tag
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -240,13 +240,13 @@ class Membership:
 
 
 def membership_of(
-    bootstrap: Sequence[str], network: str | None, secret_file: Path | None, folders: Folders
+    bootstrap: Sequence[str], network: str | None, secret_file: Path | None, folders: Folders, *, lan: bool
 ) -> Membership:
     """What was given on the command line, in the environment, in the settings folder or in a link, put together.
 
     The peers of --bootstrap, else SWARMNODE_BOOTSTRAP, else the settings folder's peers.txt; the secret of --secret,
     else a link's, else SWARMNODE_SECRET, else the settings folder's network.secret. UsageError if a link and an option
-    disagree.
+    disagree, or if no list could be fetched and there is nobody else to meet: met earlier, or on the LAN.
     """
     found = find_peers(bootstrap, os.environ, folders.settings / "peers.txt", cache=folders.cache)
     for warning in found.warnings:
@@ -260,7 +260,15 @@ def membership_of(
             raise UsageError(f"the link carries another secret than the one in {secret_file}")
     if secret is None:
         secret = default_secret(folders)
-    return Membership(found.peers, checked_network(network or found.network or DEFAULT_NETWORK), secret)
+    name = checked_network(network or found.network or DEFAULT_NETWORK)
+    if found.failure:
+        has_others = lan or folders.address_book(network_tag(name, secret)).exists()
+        if not has_others:
+            raise UsageError(
+                f"{found.failure}; try again, or name a node: --bootstrap swarm://NODEID@HOST:PORT"
+            )
+        complain(f"warning: {found.failure}; going on with {'the LAN and ' if lan else ''}nodes met earlier")
+    return Membership(found.peers, name, secret)
 
 
 def default_secret(folders: Folders) -> NetworkSecret | None:

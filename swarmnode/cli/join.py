@@ -97,7 +97,7 @@ def command(
     return_freed_memory()
     set_up_logging(verbose)
     folders = folders_of(home)
-    member = membership_of(bootstrap, network, secret_file, folders)
+    member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
     remembered = folders.address_book(network_tag(member.network, member.secret))
     if not (member.peers or lan or remembered.exists() or listen != "0.0.0.0:0"):
         raise UsageError(

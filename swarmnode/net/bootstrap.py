@@ -39,6 +39,8 @@ class Bootstrap:
     """The secret that a link carries."""
     warnings: tuple[str, ...] = ()
     """Sources that did not work, while others did."""
+    failure: str = ""
+    """Why there are no peers, though lists were named: none could be fetched; "" in all other cases."""
 
 
 def find_peers(
@@ -53,7 +55,8 @@ def find_peers(
     """The nodes to dial. Raises UsageError naming the source, the line and the reason.
 
     A mistake in an argument or in a file on this machine is an error; a list elsewhere that cannot be fetched, and of
-    which `cache` has no copy, is one only if there is nobody else to dial. Blocks for as long as `config` says.
+    which `cache` has no copy, is a warning, and the `failure` if there is nobody else to dial. Blocks
+    for as long as `config` says.
     """
     items, name = list(arguments), "--bootstrap"
     if not items:
@@ -107,7 +110,7 @@ def _together(invites: Sequence[Invite], lists: Sequence[RemoteList]) -> Bootstr
     peers = _unique([peer for invite in invites for peer in invite.addresses])
     problems = tuple(f"{found.source}: {found.problem}" for found in lists if found.problem)
     if not peers and not all(found.is_usable for found in lists):
-        raise UsageError("no bootstrap list could be fetched: " + "; ".join(problems))
+        return Bootstrap(failure="no bootstrap list could be fetched: " + "; ".join(problems))
     network = _only((invite.network for invite in invites), "networks")
     secret = _only((invite.secret for invite in invites), "network secrets")
     return Bootstrap(peers, network, secret, problems)

@@ -12,6 +12,7 @@ from swarmnode.errors import ConnectionLostError, RemoteError
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.admission import Admission
 from swarmnode.net.peer import Handler, OnPeer, Peer, open_peer
+from swarmnode.net.reasons import reason_of
 from swarmnode.net.transport import Transport
 from swarmnode.wire.connection import Connection
 from swarmnode.wire.constants import ConnectionClass
@@ -135,10 +136,11 @@ async def _connect(transport: Transport, address: PeerAddress, timeout_s: float)
             return await transport.connect(address.host, address.port)
     except trio.TooSlowError:
         raise ConnectionLostError(
-            f"{address.host} port {address.port} did not answer in {timeout_s:g} s"
+            f"{address.host} port {address.port} did not answer in {timeout_s:g} s: "
+            "a firewall, a wrong address, or a machine that is off"
         ) from None
     except OSError as error:
-        raise ConnectionLostError(f"{address.host} port {address.port}: {error}") from error
+        raise ConnectionLostError(f"{address.host} port {address.port}: {reason_of(error)}") from error
 
 
 async def _accept(

@@ -20,6 +20,7 @@ from swarmnode.config import BootstrapConfig
 from swarmnode.errors import MissingExtraError, UsageError
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.list_file import MAX_LIST_BYTES, parse_entries, read_kept
+from swarmnode.net.reasons import reason_of
 from swarmnode.state_file import replace_small
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _fetch(source: str, cache: Path, config: BootstrapConfig, fetch: Fetch) -> R
         text = fetch(source, config)
         peers = _parse(text, source)
     except (OSError, UsageError) as error:
-        return _from_cache(source, cache, str(error) or type(error).__name__)
+        return _from_cache(source, cache, reason_of(error))
     _keep(_copy_path(source, cache), text)
     return RemoteList(source, peers)
 

@@ -126,7 +126,7 @@ def test_a_file_without_a_secret_is_named_and_not_shown(content: bytes, tmp_path
 def member(
     home: Path, *bootstrap: str, network: str | None = None, secret_file: Path | None = None
 ) -> Membership:
-    return membership_of(bootstrap, network, secret_file, Folders.under(home))
+    return membership_of(bootstrap, network, secret_file, Folders.under(home), lan=False)
 
 
 def test_a_link_says_the_network_unless_it_contradicts_the_option(tmp_path: Path) -> None:

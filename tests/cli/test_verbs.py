@@ -16,12 +16,13 @@ from click.testing import CliRunner, Result
 from gguf import GGUFReader
 
 from swarmnode.cli import BACKBONE_LIBRARIES, VERBS, main
-from swarmnode.cli.common import clear_errors, parse_host_port, visible
+from swarmnode.cli.common import clear_errors, membership_of, parse_host_port, visible
 from swarmnode.config import Folders
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.node.common import hold_key
 from swarmnode.weights.catalog import bundled_model
+from swarmnode.wire.secret import network_tag
 
 ADDRESS = f"swarm://{NodeKey.from_seed(bytes(32)).node_id}@127.0.0.1:1"
 
@@ -158,6 +159,27 @@ def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], code:
     assert result.exit_code == code
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+def test_lists_that_cannot_be_fetched_stop_nobody_who_knows_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    folders = Folders.under(tmp_path)
+    lists = ["http://127.0.0.1:1/peers.txt"]
+    with pytest.raises(UsageError, match=r"peers\.txt: refused: .*; try again, or name a node: --bootstrap"):
+        membership_of(lists, "home", None, folders, lan=False)
+    assert membership_of(lists, "home", None, folders, lan=True).peers == ()
+    book = folders.address_book(network_tag("home", None))
+    book.parent.mkdir(parents=True, exist_ok=True)
+    book.touch()
+    assert membership_of(lists, "home", None, folders, lan=False).peers == ()
+    with pytest.raises(UsageError, match="name a node"):
+        membership_of(lists, "another", None, folders, lan=False)
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 2
+    assert warnings[1].endswith("; going on with nodes met earlier")
 
 
 def test_shard_checks_ranges_before_it_makes_lists(tmp_path: Path) -> None:
