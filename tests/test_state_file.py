@@ -14,8 +14,7 @@ from swarmnode.compute import library_store
 from swarmnode.config import AddressBookConfig, BootstrapConfig
 from swarmnode.errors import StoreError
 from swarmnode.identity import NodeKey
-from swarmnode.net import remote_list
-from swarmnode.node import listening
+from swarmnode.net import port_file, remote_list
 from swarmnode.services import incarnation
 from swarmnode.services.address_book import load_book
 from swarmnode.services.node_token import load_or_create_token
@@ -86,7 +85,7 @@ def no_copy(path: Path) -> object:
 @pytest.mark.parametrize(
     ("read", "found"),
     [
-        (listening._read, None),
+        (port_file.read_port, None),
         (incarnation._stored, 0),
         (library_store._read, None),
         (hashing._load, None),
@@ -110,8 +109,8 @@ def test_what_is_no_file_is_not_waited_for(
 def test_it_is_replaced_and_not_written_to(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "kept"
     make(path)
-    listening._write(path, 4790)
-    assert listening._read(path) == 4790
+    port_file.write_port(path, 4790)
+    assert port_file.read_port(path) == 4790
     assert path.is_file()
     assert not path.is_symlink()
     path.unlink()

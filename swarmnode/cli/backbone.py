@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,9 +33,12 @@ from swarmnode.cli.common import (
     set_up_logging,
     verbose_option,
 )
+from swarmnode.cli.invite import own_hosts
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.net.address import PeerAddress
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
+from swarmnode.services.own_record import WILDCARDS
 from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.services.reports import (
     BackboneEvent,
@@ -185,11 +189,20 @@ class _Face:
             say(f"swarm {address}")
         say(f"api {event.api_url}")
         budget = "300MB" if routed > 900_000_000 else f"{1 + routed // 3_000_000}MB"
-        for address in event.addresses:
+        for address in dict.fromkeys(map(_dialled_at, event.addresses)):
             say(
                 f"Workers join with: swarmnode join --budget {budget}{self._join_options} --bootstrap {address}"
             )
-        if any(address.host in ("0.0.0.0", "::") for address in event.addresses):
-            say("There, write this machine's name or address instead of 0.0.0.0 or [::].")
+        if any(address.host in WILDCARDS for address in event.addresses):
+            say(
+                "From outside this network they need another address of this machine: see `swarmnode invite`."
+            )
         if all(is_loopback(address.host) for address in event.addresses):
-            say("Only this machine can join; for others start with --listen 0.0.0.0:4790.")
+            port = event.addresses[0].port
+            say(f"Only this machine can join; for others start with --listen 0.0.0.0:{port}.")
+
+
+def _dialled_at(address: PeerAddress) -> PeerAddress:
+    """An address that others can dial: where all are listened on, the one of this machine towards the internet."""
+    hosts = own_hosts() if address.host in WILDCARDS else []
+    return replace(address, host=hosts[0]) if hosts else address

@@ -169,7 +169,7 @@ def parse_host_port(text: str, default_port: int) -> tuple[str, int]:
         host, _, port = text.partition(":")
     if not port:
         return host or "127.0.0.1", default_port
-    if not port.isdecimal() or int(port) > 65535:
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         raise click.BadParameter(f"{text!r}: write HOST:PORT, for example 0.0.0.0:{default_port}")
     return host or "127.0.0.1", int(port)
 

@@ -24,6 +24,7 @@ from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, split_host_port
 from swarmnode.net.invite import Invite, checked_network
+from swarmnode.net.port_file import read_port
 from swarmnode.net.secret_file import create_secret, read_secret
 from swarmnode.wire.secret import NetworkSecret
 
@@ -37,8 +38,8 @@ _OUTSIDE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
     "--at",
     multiple=True,
     metavar="HOST[:PORT]",
-    help=f"Where this node can be dialled, port {DEFAULT_SWARM_PORT} unless said; several times. "
-    "Default: the addresses of this machine.",
+    help=f"Where this node can be dialled; several times. Default: the addresses of this machine; without a port "
+    f"the one of the node's last run, or {DEFAULT_SWARM_PORT}.",
 )
 @network_option
 @secret_option
@@ -76,13 +77,14 @@ def command(
     if with_secret and secret is None:
         raise UsageError("there is no network secret to put into the link: give --secret FILE")
     node_id = NodeKey.load_or_create(folders.key_file).node_id
-    places = [_place(text) for text in at] or [(host, DEFAULT_SWARM_PORT) for host in own_hosts()]
+    port = read_port(folders.port_file) or DEFAULT_SWARM_PORT
+    places = [_place(text, port) for text in at] or [(host, port) for host in own_hosts()]
     if not places:
         raise UsageError("this machine has no address that others could dial; give --at HOST:PORT")
     addresses = tuple(PeerAddress(node_id, host, port) for host, port in places)
     invite = Invite(addresses, checked_network(network or DEFAULT_NETWORK), secret if with_secret else None)
     Invite.parse(str(invite))  # too many places, say: no link is shown that others could not read
-    _show(invite, secret, budget, with_qr=qr)
+    _show(invite, secret, budget, port, with_qr=qr)
 
 
 def _make_secret(path: Path) -> None:
@@ -92,7 +94,7 @@ def _make_secret(path: Path) -> None:
     say(f"  --secret {path}")
 
 
-def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr: bool) -> None:
+def _show(invite: Invite, secret: NetworkSecret | None, budget: str, port: int, *, with_qr: bool) -> None:
     link = str(invite)
     say(link)
     if with_qr:
@@ -112,7 +114,7 @@ def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr:
         say(
             "These addresses work inside your own network only; for others give --at NAME:PORT and open the port."
         )
-    say("This node must be running and listen there: --listen 0.0.0.0:PORT")
+    say(f"This node must be running and listen for others: --listen 0.0.0.0:{port}")
 
 
 def own_hosts() -> list[str]:
@@ -139,12 +141,12 @@ def qr_code(link: str) -> str:
     return text.getvalue()
 
 
-def _place(text: str) -> tuple[str, int]:
-    """HOST, HOST:PORT or [IPv6]:PORT."""
+def _place(text: str, port: int) -> tuple[str, int]:
+    """HOST, HOST:PORT or [IPv6]:PORT; `port` if none is said."""
     has_port = text.endswith("]") is False and (text.startswith("[") or text.count(":") == 1)
     if ":" in text and not has_port and not text.startswith("["):
         text = f"[{text}]"
-    return split_host_port(text if has_port else f"{text}:{DEFAULT_SWARM_PORT}")
+    return split_host_port(text if has_port else f"{text}:{port}")
 
 
 def _is_private(host: str) -> bool:

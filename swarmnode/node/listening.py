@@ -14,16 +14,12 @@ import trio
 from swarmnode.errors import UsageError
 from swarmnode.net.links import Handlers, serve
 from swarmnode.net.peer import OnPeer
+from swarmnode.net.port_file import read_port, write_port
 from swarmnode.net.transport import Transport
 from swarmnode.node.common import NodeOptions
-from swarmnode.state_file import read_small, replace_small
 from swarmnode.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
-
-MIN_PORT, MAX_PORT = 1024, 65_535
-"""A system that is asked for any port gives none below."""
-MAX_PORT_FILE_BYTES = 16
 
 
 async def listen_for_nodes(
@@ -43,35 +39,26 @@ async def listen_for_nodes(
     listen = partial(serve, transport, endpoint, handlers=handlers, host=host, on_peer=on_peer)
     kept = options.folders.port_file
     try:
-        if port == 0 and (last := _read(kept)):
+        if port == 0 and (last := read_port(kept)):
             try:
                 again: list[tuple[str, int]] = await nursery.start(partial(listen, port=last))
                 return again
             except OSError as error:
-                log.info(
-                    "port %d, where others know this node, is taken (%s): another one", last, error.strerror
+                log.warning(
+                    "port %d, where others know this node, cannot be had (%s): it listens at another one",
+                    last,
+                    error.strerror,
                 )
         places: list[tuple[str, int]] = await nursery.start(partial(listen, port=port))
     except (OSError, UnicodeError) as error:  # UnicodeError: no host name, says the encoder of host names
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise UsageError(f"cannot listen on {host} port {port}: {reason}; give another --listen") from error
-    if port == 0:
-        _write(kept, places[0][1])
+    _keep(kept, places[0][1])
     return places
 
 
-def _read(path: Path) -> int | None:
-    """The port in the file, None if there is none: whatever is wrong with it, another port does as well."""
+def _keep(path: Path, port: int) -> None:
     try:
-        text = read_small(path, MAX_PORT_FILE_BYTES).strip()
-    except OSError:
-        return None
-    port = int(text) if text.isdigit() else 0
-    return port if MIN_PORT <= port <= MAX_PORT else None
-
-
-def _write(path: Path, port: int) -> None:
-    try:
-        replace_small(path, b"%d\n" % port)
+        write_port(path, port)
     except OSError as error:
-        log.warning("the next start will listen elsewhere: %s cannot be written: %s", path, error.strerror)
+        log.warning("the next start may listen elsewhere: %s cannot be written: %s", path, error.strerror)

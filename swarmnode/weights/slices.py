@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from swarmnode.errors import UsageError
 
-_SPAN = re.compile(r"(\d{1,9}):(\d{1,9})")
+_SPAN = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 
 
 @dataclass(frozen=True, order=True)

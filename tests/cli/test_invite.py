@@ -72,6 +72,15 @@ def test_the_addresses_of_this_machine_are_the_default(
     assert "give --at" in run(tmp_path).output
 
 
+def test_the_port_of_the_last_run_is_named(tmp_path: Path) -> None:
+    port_file = Folders.under(tmp_path).port_file
+    port_file.parent.mkdir(parents=True)
+    port_file.write_text("5790\n")
+    result = run(tmp_path, "--at", "h", "--at", "i:1", "--at", "[::1]")
+    assert [address.port for address in link_of(result).addresses] == [5790, 1, 5790]
+    assert "--listen 0.0.0.0:5790" in result.output
+
+
 def test_own_hosts_are_addresses() -> None:
     for host in verb.own_hosts():
         assert link_of_host(host).addresses[0].host == host

@@ -99,6 +99,7 @@ def test_shard_writes_a_gguf(tmp_path: Path) -> None:
         (["--layers", "1:1", "--experts", "0:3"], "no range"),
         (["--layers", "a:b", "--experts", "0:3"], "no range"),
         (["--layers", "-1:2", "--experts", "0:3"], "no range"),
+        (["--layers", "0:٢", "--experts", "0:3"], "no range"),
     ],
 )
 def test_shard_refuses_wrong_ranges(tmp_path: Path, arguments: list[str], says: str) -> None:
@@ -142,6 +143,7 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["backbone", "--api", "127.0.0.1:0", "--model", "no-such-model"], 1, "no file and no known model"),
         (["backbone", "--api", "0.0.0.0:1"], 1, "loopback only"),
         (["backbone", "--listen", "127.0.0.1:xyz"], 2, "HOST:PORT"),
+        (["backbone", "--listen", "127.0.0.1:٣"], 2, "HOST:PORT"),
         (["inspect", "nothing.gguf"], 1, "no file and no known model"),
         (["generate", "hi", "--api", "127.0.0.1:9"], 1, "no backbone answers"),
         (["generate", "hi", "--api", ":::"], 1, "no address of an API"),

@@ -46,11 +46,20 @@ async def test_the_port_of_the_last_run_is_taken_again(tmp_path: Path) -> None:
     assert await ports(network, tmp_path / "two") == other
 
 
-async def test_a_port_that_is_taken_is_replaced_and_forgotten(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_replaced_and_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     network = MemoryNetwork()
     first, second = await ports(network, tmp_path, n_nodes=2)
     assert first != second
+    assert f"port {first}, where others know this node, cannot be had" in caplog.text
     assert await ports(network, tmp_path) == [second]
+
+
+async def test_a_port_that_was_asked_for_is_kept_too(tmp_path: Path) -> None:
+    """Invitations name it."""
+    assert await ports(MemoryNetwork(), tmp_path, 5790) == [5790]
+    assert await ports(MemoryNetwork(), tmp_path) == [5790]
 
 
 @pytest.mark.parametrize(

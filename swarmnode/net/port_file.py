@@ -1,0 +1,26 @@
+"""The port of a node's last run, in its data folder: the next run takes it again, and invitations name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swarmnode.state_file import read_small, replace_small
+
+MIN_PORT, MAX_PORT = 1024, 65_535
+"""A system that is asked for any port gives none below."""
+MAX_PORT_FILE_BYTES = 16
+
+
+def read_port(path: Path) -> int | None:
+    """The port in the file, None if there is none: whatever is wrong with it, another port does as well."""
+    try:
+        text = read_small(path, MAX_PORT_FILE_BYTES).strip()
+    except OSError:
+        return None
+    port = int(text) if text.isdigit() else 0
+    return port if MIN_PORT <= port <= MAX_PORT else None
+
+
+def write_port(path: Path, port: int) -> None:
+    """Raises OSError."""
+    replace_small(path, b"%d\n" % port)
