@@ -6,9 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from swarmnode.api.openai import error_object
 from swarmnode.errors import ContextFullError, SwarmError, UsageError, first_error
@@ -56,7 +58,23 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code)
-    return refusal(error.status_code, f"{where}: {error.detail}", code=code, headers=error.headers)
+    message = f"{where}: {error.detail}"
+    if error.status_code == 404:
+        message += f". There are: {', '.join(_routes(request.app))} (docs/api.md, docs/node-api.md)"
+    elif allowed := (error.headers or {}).get("Allow"):
+        message += f". Use {' or '.join(sorted(set(allowed.split(', ')) - {'HEAD'}))}"
+    return refusal(error.status_code, message, code=code, headers=error.headers)
+
+
+def _routes(app: Starlette) -> list[str]:
+    """`GET /health` and so on."""
+    return [
+        f"{method} {route.path}"
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in sorted(route.methods or ())
+        if method != "HEAD"
+    ]
 
 
 async def on_gone(request: Request, error: Exception) -> Response:

@@ -168,7 +168,7 @@ def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
     if nodes:
         yield "   name     role      device state     experts   budget  known  address"
     for node in nodes[:max_nodes]:
-        mark = "*" if node["connected"] else " "
+        mark = _mark(node)
         budget = format_bytes(node["capacity_bytes"]) if node["capacity_bytes"] else ""
         what = f"{'+'.join(node['roles'])[:9]:<9} {node['device'][:6]:<6} {node['state'][:8]:<8}"
         address = node["addresses"][0] if node["addresses"] else "-"
@@ -177,8 +177,18 @@ def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
         )
     if more := state["nodes_known"] - min(len(nodes), max_nodes):
         yield f"   and {more} more{' (--all)' if len(nodes) > max_nodes else ''}"
-    if any(node["connected"] for node in nodes):
+    marks = {_mark(node) for node in nodes[:max_nodes]}
+    if "*" in marks:
         yield "   * connected with this node"
+    if "?" in marks:
+        yield _fit("   ? by what it said last; not connected: it may be gone until its record lapses")
+
+
+def _mark(node: dict[str, Any]) -> str:
+    """What is known of the state: seen by this node, heard of, or no matter."""
+    if node["connected"]:
+        return "*"
+    return "?" if node["state"] in ("serving", "fetching", "seeding") else " "
 
 
 def _age(seconds: float) -> str:

@@ -26,7 +26,7 @@ class KnownModel:
 
 def bundled_model() -> Path:
     """The small model that comes with the package. UsageError if this installation has none."""
-    folder = Path(str(resources.files("swarmnode"))) / "data"
+    folder = _bundled_folder()
     models = known_models([folder])
     if not models:
         raise UsageError(f"no model is bundled in {folder}; name one: --model FILE.gguf")
@@ -53,7 +53,7 @@ def known_models(folders: Iterable[Path]) -> tuple[KnownModel, ...]:
 
 def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ()) -> Path:
     """The file to open for `--model`: a path (to any part), a name or the unambiguous beginning of one, case ignored;
-    None is the bundled model.
+    None is the bundled model, which is known by its name, too, where no folder has that.
 
     Raises UsageError, listing what is known, if nothing or more than one model fits.
     """
@@ -69,12 +69,19 @@ def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ())
     fitting = fitting or [model for model in models if model.name.lower().startswith(wanted)]
     if path.is_dir() and not fitting:
         fitting = [model for model in models if path in model.path.parents]
+    elif not fitting:
+        models += (bundled := known_models([_bundled_folder()]))
+        fitting = [model for model in bundled if model.name.lower().startswith(wanted)]
     if len(fitting) == 1:
         return fitting[0].path
     problem = "is no file and no known model" if not fitting else f"fits {len(fitting)} models"
     listed = "".join(f"\n  {model.name}  ({model.path})" for model in fitting or models) or " none"
     looked = ", ".join(str(folder) for folder in folders) or "no folder"
     raise UsageError(f"{name_or_path} {problem}; known (in {looked}):{listed}")
+
+
+def _bundled_folder() -> Path:
+    return Path(str(resources.files("swarmnode"))) / "data"
 
 
 def _ggufs(folder: Path) -> Iterator[Path]:

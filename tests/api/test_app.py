@@ -167,22 +167,23 @@ async def test_clients_that_go_away_free_their_slots(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
+    ("method", "path", "status", "code", "says"),
     [
-        ("GET", "/v1/nothing", 404, "unknown_url"),
-        ("POST", "/v1/completions/", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
-        ("GET", "/v1/completions", 405, "method_not_supported"),
-        ("DELETE", "/v1/models", 405, "method_not_supported"),
+        ("GET", "/v1/nothing", 404, "unknown_url", "GET /health, GET /v1/models, POST /v1/completions, "),
+        ("POST", "/v1/completions/", 404, "unknown_url", "POST /v1/completions, "),
+        ("GET", "/", 404, "unknown_url", "GET /api/swarm"),
+        ("GET", "/v1/completions", 405, "method_not_supported", ". Use POST"),
+        ("DELETE", "/v1/models", 405, "method_not_supported", ". Use GET"),
     ],
 )
 async def test_unknown_routes_and_methods(
-    tmp_path: Path, method: str, path: str, status: int, code: str
+    tmp_path: Path, method: str, path: str, status: int, code: str, says: str
 ) -> None:
     async with open_client(tmp_path) as (client, _):
         answer = await client.request(method, path)
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
+    assert says in answer.json()["error"]["message"]
     assert ("allow" in answer.headers) == (status == 405)
 
 

@@ -166,6 +166,15 @@ def test_what_is_printed() -> None:
     assert re.search(r"\* n0000000 worker +gpu +serving +64 340\.0 MB +0 s +203\.0\.113\.100", text)
 
 
+def test_nodes_that_were_only_heard_of_are_marked() -> None:
+    """Their records stand for minutes after they went."""
+    lines = printed(state(nodes=[node(0), node(1), node(2, state="lost"), node(3, state="idle")]))
+    assert [line[1] for line in lines if re.match(" . n000000", line)] == ["*", "?", " ", " "]
+    assert "   * connected with this node" in lines
+    assert any(line.startswith("   ? by what it said last; not connected") for line in lines)
+    assert not any(line.startswith("   ? ") for line in printed(state(nodes=[node(0)])))
+
+
 def test_nobody_has_dialled() -> None:
     text = "\n".join(printed(state(own=own(dialled_by_others=0, last_dialled_s_ago=None, addresses=[]))))
     assert "nobody has dialled this node yet" in text

@@ -75,6 +75,17 @@ def test_without_a_name_it_is_the_bundled_model(tmp_path: Path, monkeypatch: pyt
     assert resolve_model(None) == tmp_path / "data" / "small.gguf"
 
 
+def test_the_bundled_model_has_a_name_unless_a_folder_has_it(folder: Path) -> None:
+    bundled = resolve_model(None)
+    assert resolve_model(bundled.stem, [folder]) == bundled
+    assert resolve_model(bundled.stem.upper()) == bundled
+    with pytest.raises(UsageError, match=bundled.stem):
+        resolve_model("gemma", [folder])
+    own = folder / bundled.name
+    own.touch()
+    assert resolve_model(bundled.stem, [folder]) == own
+
+
 def test_description_adds_up(tmp_path: Path) -> None:
     model = TinyModel(
         n_layer=4,
