@@ -69,7 +69,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 def _routes(app: Starlette) -> list[str]:
     """`GET /health` and so on."""
     return [
-        f"{method} {route.path}"
+        f"{method} {route.path_format}"
         for route in app.routes
         if isinstance(route, Route)
         for method in sorted(route.methods or ())
