@@ -55,7 +55,10 @@ from swarmnode.services.reports import (
     "--model", help="A GGUF file (any part of a split one) or a known name; default: the bundled model."
 )
 @click.option(
-    "--listen", default=f"127.0.0.1:{DEFAULT_SWARM_PORT}", show_default=True, help="Where workers dial."
+    "--listen",
+    default=f"127.0.0.1:{DEFAULT_SWARM_PORT}",
+    show_default=True,
+    help=f"Where workers dial; 0.0.0.0:{DEFAULT_SWARM_PORT} lets other machines in.",
 )
 @click.option(
     "--api", default=DEFAULT_API, show_default=True, help="Where the HTTP API listens (loopback only)."
