@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
@@ -129,6 +130,37 @@ class DispatchConfig:
     after 320."""
     probe_backoff_max_s: float = 32.0
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
+
+    # Whether a row is sent at all (schedule/sending.py, docs/decisions/0030)
+    send: Literal["auto", "always"] = "always"
+    """`always`: whatever a worker owns; `auto`: what is expected to finish sooner there. The command line's default is
+    `auto`; whoever wants to see workers work (tests, the demo, the benchmarks) does not have to say so."""
+    local_budget_bytes: int | None = None
+    """Routed experts of the mapped file that count as in memory; None: as many as are used."""
+    pair_s: float = 1.5e-4
+    """A pair where nothing was measured yet: one of a 122B model takes 0.13-0.19 ms on two cores of a PC."""
+    disk_bytes_per_s: float = 2e9
+    """Reading an expert where nothing was measured yet: an SSD."""
+    cut_s: float = 5e-4
+    """Sending a layer out, beyond the wait, where nothing was measured yet: 500 us of Python (benchmarks.decode)."""
+    estimate_weight: float = 0.1
+    """Of a new sample; a change is followed after about ten."""
+    estimate_half_life_s: float = 10.0
+    """What was slow and is therefore not used is taken to be half as far above its best after this time."""
+    max_known_workers: int = 4096
+    """Nodes whose times are kept, 3 KB each."""
+    explore_layers: int = 64
+    """About one layer in so many is done the other way, to learn what that takes now ..."""
+    explore_share: float = 0.02
+    """... and less often where that is slow: all of it may cost this share of the time."""
+    replica_margin: float = 1.25
+    """A share goes to another holder than the owner only if that is so many times better: shares should stay whole."""
+    hedge_samples: int = 8
+    """Answers of a size by which a worker is known well enough to say when it is late."""
+    hedge_min_s: float = 0.01
+    """Least wait before a second replica is asked: below that the machine's own hiccups decide."""
+    replace_passes: int = 128
+    """Experts in memory are also chosen anew after so many counted passes of an answer (every 4th: some 500 tokens)."""
 
     def share_deadline_s(self, n_pairs: int, n_bytes: int) -> float:
         """Longest wait for a share: max(deadline_s, n_pairs * deadline_per_pair_s + n_bytes / deadline_bytes_per_s),

@@ -27,11 +27,13 @@ F32: TypeAlias = npt.NDArray[np.float32]
 class Routing:
     """Owner of every routed expert. `owners[layer]` is i32 [n_expert] of indices into `workers`, or LOCAL.
 
-    A layer that is absent from `owners` is wholly local.
+    A layer that is absent from `owners` is wholly local. `seconds[layer]`, of the same shape, has another holder of
+    each expert, LOCAL where there is none; a layer that is absent has none at all.
     """
 
     workers: tuple[WorkerView, ...] = ()
     owners: Mapping[int, I32] = field(default_factory=dict)
+    seconds: Mapping[int, I32] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def build_routing(view: SwarmView, n_expert: int) -> Routing:
     """Give every held expert one owner, evening out how many experts each worker answers for.
 
     Experts with the fewest holders are given first, each to the holder with the fewest so far; ties go to the
-    earlier worker, so equal views give equal routings.
+    earlier worker, so equal views give equal routings. The next holder after the owner, round the list, is its second.
     """
     holders: dict[tuple[int, int], list[int]] = {}
     for index, worker in enumerate(view.workers):
@@ -70,13 +72,17 @@ def build_routing(view: SwarmView, n_expert: int) -> Routing:
                 if 0 <= expert < n_expert:
                     holders.setdefault((layer, expert), []).append(index)
     owners: dict[int, I32] = {}
+    seconds: dict[int, I32] = {}
     given = [0] * len(view.workers)
     for (layer, expert), candidates in sorted(holders.items(), key=lambda item: (len(item[1]), item[0])):
         owner = min(candidates, key=lambda index: (given[index], index))
         given[owner] += 1
         table = owners.setdefault(layer, np.full(n_expert, LOCAL, np.int32))
         table[expert] = owner
-    return Routing(view.workers, owners)
+        if len(candidates) > 1:
+            table = seconds.setdefault(layer, np.full(n_expert, LOCAL, np.int32))
+            table[expert] = candidates[(candidates.index(owner) + 1) % len(candidates)]
+    return Routing(view.workers, owners, seconds)
 
 
 def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
@@ -85,11 +91,19 @@ def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
     `ids` i32 [T, k]: the experts that the gate chose for each row.
     """
     owners = routing.owners.get(layer)
-    if owners is None:
-        return None
+    return None if owners is None else plan_pairs(owners[ids].ravel(), ids)
+
+
+def unowned(routing: Routing, layer: int, ids: I32) -> I32:
+    """Those of the chosen experts, one entry a pair, that no worker answers for."""
+    owners = routing.owners.get(layer)
+    return ids if owners is None else ids[owners[ids] == LOCAL]
+
+
+def plan_pairs(owner_of_pair: I32, ids: I32) -> DispatchPlan | None:
+    """Split the pairs of a layer by owner, i32 [T * k]; None when every pair is local."""
     if len(ids) == 1:
-        return _plan_row(owners, ids[0])
-    owner_of_pair = owners[ids].ravel()
+        return _plan_row(owner_of_pair, ids[0])
     present = np.unique(owner_of_pair)
     if present[-1] == LOCAL:
         return None
@@ -100,14 +114,14 @@ def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
     return DispatchPlan(local, tuple(shares.items()))
 
 
-def _plan_row(owners: I32, ids: I32) -> DispatchPlan | None:
+def _plan_row(owner_of_pair: I32, ids: I32) -> DispatchPlan | None:
     """`plan_layer` for one row: a token of an answer.
 
     In Python, as numpy's set operations cost 200 us with cold caches, and a token needs one such plan a layer.
     """
     experts = ids.tolist()
     pairs: dict[int, list[int]] = {}
-    for position, owner in enumerate(owners[ids].tolist()):
+    for position, owner in enumerate(owner_of_pair.tolist()):
         pairs.setdefault(owner, []).append(position)
     positions = pairs.pop(LOCAL, None)
     if not pairs:

@@ -31,12 +31,14 @@ class Account:
     """Counts of one generation.
 
     `pairs` is all of them; `remote` were answered by workers, `fallback` were sent out but computed by the local
-    replica after all, the rest was local from the start.
+    replica after all, the rest was local from the start. Of both, `hedged` were late and asked for a second time, of
+    another worker or of the local replica.
     """
 
     pairs: int = 0
     remote: int = 0
     fallback: int = 0
+    hedged: int = 0
     layers: int = 0
     remote_layers: int = 0
     cached_tokens: int = 0
@@ -60,6 +62,7 @@ class Account:
             "pairs": self.pairs,
             "pairs_remote": self.remote,
             "pairs_fallback": self.fallback,
+            "pairs_hedged": self.hedged,
             "share_remote": round(self.remote_share, 4),
             "cached_tokens": self.cached_tokens,
             "layers": self.layers,
@@ -95,6 +98,7 @@ class StepAccount:
         self._parts = parts
         self._remote = [0] * len(parts)
         self._fallback = [0] * len(parts)
+        self._hedged = [0] * len(parts)
         self._workers: dict[str, WorkerShare] = {}
         self._by_worker: dict[str, list[int]] = {}
         self.remote_layers = 0
@@ -118,6 +122,11 @@ class StepAccount:
         for index, n_pairs in enumerate(self._by_part(pair_rows, n_rows)):
             self._fallback[index] += n_pairs
 
+    def hedged(self, pair_rows: npt.NDArray[np.int64], n_rows: int) -> None:
+        """Pairs were asked for a second time."""
+        for index, n_pairs in enumerate(self._by_part(pair_rows, n_rows)):
+            self._hedged[index] += n_pairs
+
     def divide(self, n_layer: int, n_used: int) -> None:
         """Add to each answer's account what its rows had of the step: `n_layer` layers, `n_used` experts a row in each;
         in the last one only the rows of the logits have any.
@@ -127,6 +136,7 @@ class StepAccount:
             account.pairs += n_used * (part.n_rows * (n_layer - 1) + part.n_out)
             account.remote += self._remote[index]
             account.fallback += self._fallback[index]
+            account.hedged += self._hedged[index]
             account.layers += n_layer
             account.remote_layers += self.remote_layers
             account.wait_s += self.wait_s

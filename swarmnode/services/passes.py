@@ -18,6 +18,7 @@ from swarmnode.services.demand import DemandWatch
 from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts
+from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import Runner
 
 F32: TypeAlias = npt.NDArray[np.float32]
@@ -69,6 +70,7 @@ class Passes:
         members: Members,
         remote: RemoteExperts,
         demand: DemandWatch | None = None,
+        residents: ResidentExperts | None = None,
     ) -> None:
         self._model = model
         self._bank = bank
@@ -76,17 +78,32 @@ class Passes:
         self._members = members
         self.remote = remote
         self._demand = demand
+        self._residents = residents
+        self._n_under_way = 0
 
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
         """See PassRunner. Raises what `Model.forward_batch` raises; whatever workers do, the rows are right."""
-        counts = self._demand is not None and self._demand.wants_pass()
+        wanted = self._demand is not None and self._demand.wants_pass()
+        counts = wanted or (self._residents is not None and any(len(item.tokens) > 1 for item in rows))
+        policy = self.remote.policy
         parts = [Part(item.slot, item.tokens, item.n_out) for item in rows]
-        forward = ForwardPass(self._model, self._bank, parts, [item.take for item in rows], counts=counts)
+        forward = ForwardPass(
+            self._model, self._bank, parts, [item.take for item in rows], policy, counts=counts
+        )
         account = StepAccount([AccountedRows(item.account, len(item.tokens), item.n_out) for item in rows])
-        values, compute_s = await self._advance(forward, account, counts)
+        self._n_under_way += 1
+        policy.n_passes = self._n_under_way
+        try:
+            values, compute_s = await self._advance(forward, account, wanted)
+        finally:
+            self._n_under_way -= 1
+            policy.n_passes = self._n_under_way
         account.divide(self._model.n_layer, self._model.n_expert_used)
-        if counts and self._demand is not None:
+        if wanted and self._demand is not None:
             self._demand.count(forward.chosen, forward.unmet)
+        if counts and self._residents is not None:
+            ends_prompt = any(len(item.tokens) > 1 and item.n_out for item in rows)
+            self._residents.count(forward.chosen, ends_prompt)
         return values, PassTimes(compute_s, account.wait_s)
 
     async def _advance(

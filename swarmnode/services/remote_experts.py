@@ -6,7 +6,9 @@ lost or lying and the layer is still right. A worker that failed once is out of 
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +23,9 @@ from swarmnode.config import DispatchConfig
 from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError, UsageError
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Asked, Body
+from swarmnode.schedule.cost import WorkerCost
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
+from swarmnode.schedule.sending import SendPolicy, send_always
 from swarmnode.services.account import StepAccount, WorkerShare
 from swarmnode.services.forward import (
     Combiner,
@@ -31,6 +35,7 @@ from swarmnode.services.forward import (
     share_rows,
     share_weights,
 )
+from swarmnode.services.hedges import Hedges
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
@@ -85,7 +90,14 @@ class _Request:
     share: Share
     deadline_at_s: float
     entry: WorkerShare
+    cost: WorkerCost
+    begun_s: float
     asked: Asked | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """There is nothing to wait for: an answer is here, or none will come, or it has to be asked again."""
+        return self.asked is None or self.asked.is_settled
 
 
 class _RowBytes:
@@ -117,15 +129,18 @@ class PendingLayer:
 
     def __init__(
         self,
-        call: ExpertCall,
+        layer: RemoteLayer,
         bank: ExpertBank,
         members: Members,
         account: StepAccount,
+        policy: SendPolicy,
         *,
         exact: bool,
         max_row_error: float,
     ) -> None:
-        self._call = call
+        self._layer = layer
+        self._call = call = layer.call
+        self._policy = policy
         self._bank = bank
         self._members = members
         self._account = account
@@ -134,13 +149,22 @@ class PendingLayer:
         self._combiner = Combiner(call, exact)
         self.answers: list[_Answer] = []
         self.failed: list[Share] = []
+        self.hedged: list[Share] = []
+        """Asked for twice."""
+        self.slowest_s = 0.0
+        """How long the slowest part took, here or at a worker."""
         self._wrong: list[_Answer] = []
         self.unmet: list[tuple[int, npt.NDArray[np.int32]]] = []
         """After `settle`: layer and expert ids of pairs that nobody answered in time."""
 
     def add_local(self, share: Share) -> None:
         """Compute the backbone's own share. Compute thread."""
+        now = self._policy.cost.now
+        started_s = now()
         self._combiner.add(share, compute_share(self._bank, self._call, share, self._exact))
+        spent_s = now() - started_s
+        self.slowest_s = max(self.slowest_s, spent_s)
+        self._policy.computed(self._call.layer, share.pair_expert, spent_s)
 
     def finish(self) -> F32:
         """Audit, compute what nobody answered (or answered wrong), and sum: f32 [T, n_embd]. Compute thread.
@@ -155,12 +179,17 @@ class PendingLayer:
         missing = self.failed + [answer.share for answer in self._wrong]
         if missing:
             self.add_local(merge_shares(missing, self._call.ids))
+        elif self._policy.n_passes == 1:  # else others had the compute thread, too
+            cost = self._policy.cost
+            cost.add_cut(cost.now() - self._layer.stopped_s - self.slowest_s, cost.now())
         return self._combiner.result()
 
     def settle(self) -> None:
         """Count the layer and quarantine who failed the audit. Trio's thread, after `finish`."""
         account, (n_rows, k) = self._account, self._call.ids.shape
         account.remote_layers += 1
+        for share in self.hedged:
+            account.hedged(share.flat // k, n_rows)
         for share in self.failed:
             account.fell_back(share.flat // k, n_rows)
         self.unmet = [(self._call.layer, share.pair_expert) for share in self.failed]
@@ -187,6 +216,27 @@ class PendingLayer:
         return rows_agree(expected[0], answer.values[position], self._max_row_error)
 
 
+async def _settled(asked: Asked, scope: trio.CancelScope) -> None:
+    await asked.wait_settled()
+    scope.cancel()
+
+
+async def _first_settled(requests: list[_Request], until_s: float) -> _Request | None:
+    """The first of these that is settled, None if none is at that time. No checkpoint if one is already."""
+    found = next((request for request in requests if request.is_settled), None)
+    if found is not None:
+        return found
+    asked = [request.asked for request in requests if request.asked is not None]
+    with trio.CancelScope(deadline=until_s):
+        if len(asked) == 1:
+            await asked[0].wait_settled()
+        else:
+            async with trio.open_nursery() as nursery:
+                for item in asked:
+                    nursery.start_soon(_settled, item, nursery.cancel_scope)
+    return next((request for request in requests if request.is_settled), None)
+
+
 class RemoteExperts:
     """Computes one `RemoteLayer` with the help of the workers it names."""
 
@@ -199,6 +249,7 @@ class RemoteExperts:
         config: DispatchConfig,
         form: WireForm,
         rng: random.Random | None = None,
+        policy: SendPolicy | None = None,
     ) -> None:
         self._model_id = model_id
         self._bank = bank
@@ -207,6 +258,7 @@ class RemoteExperts:
         self._config = config
         self._form = form
         self._rng = rng or random.Random()
+        self.policy: SendPolicy = policy or send_always(config, time.perf_counter)
 
     async def layer(
         self, layer: RemoteLayer, workers: tuple[Worker, ...], account: StepAccount
@@ -214,30 +266,36 @@ class RemoteExperts:
         """Send the workers' shares, compute the own one meanwhile, and wait for the answers or their deadlines."""
         call, plan = layer.call, layer.plan
         pending = PendingLayer(
-            call,
+            layer,
             self._bank,
             self._members,
             account,
+            self.policy,
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
         started_s = trio.current_time()
         rows = _RowBytes(call)
-        requests = []
+        requests: list[_Request] = []
         try:
             for index, piece, deadline_s in self._pieces(layer, workers):
-                entry = account.worker(workers[index].node_id.short)
-                request = _Request(workers[index], piece, started_s + deadline_s, entry)
+                request = self._request(workers[index], piece, started_s + deadline_s, account)
                 requests.append(request)
                 self._begin(rows, request)
+            hedges = Hedges(layer, workers, self.policy)
             if plan.local is not None:
                 await self._compute.run(partial(pending.add_local, plan.local))
             waiting_from_s = trio.current_time()
             # One after the other and without tasks: whichever comes first, the layer needs them all.
-            for request in requests:
-                await self._take(rows, request, pending, started_s)
+            for request in list(requests):
+                tries = [request]
+                try:
+                    await self._take(rows, tries, pending, started_s, hedges, account)
+                finally:
+                    requests += tries[1:]
         finally:
             for request in requests:
+                request.cost.in_flight -= 1
                 if request.asked is not None:
                     request.asked.abandon()
         account.wait_s += trio.current_time() - waiting_from_s
@@ -262,6 +320,13 @@ class RemoteExperts:
         reply_bytes = reply_rows * row_bytes(ROW_ENCODINGS[encoding].reply, n_embd)
         return self._config.share_deadline_s(len(share.flat), sent_bytes + reply_bytes)
 
+    def _request(self, worker: Worker, share: Share, deadline_at_s: float, account: StepAccount) -> _Request:
+        """A request that is about to begin. Until it is over it counts as in flight."""
+        cost = self.policy.cost.worker(worker.node_id)
+        cost.in_flight += 1
+        entry = account.worker(worker.node_id.short)
+        return _Request(worker, share, deadline_at_s, entry, cost, trio.current_time())
+
     def _begin(self, rows: _RowBytes, request: _Request) -> None:
         """Send a piece now; if that cannot be, `_take` tries again and says why not."""
         request.entry.requests += 1
@@ -272,13 +337,61 @@ class RemoteExperts:
             request.asked = None
 
     async def _take(
-        self, rows: _RowBytes, request: _Request, pending: PendingLayer, started_s: float
+        self,
+        rows: _RowBytes,
+        tries: list[_Request],
+        pending: PendingLayer,
+        started_s: float,
+        hedges: Hedges,
+        account: StepAccount,
     ) -> None:
-        """Take the reply to a piece; one that fails in any way is left for the local replica."""
+        """Take the reply to a piece, asked for by `tries[0]`, of whoever has it first; one that comes from nobody in
+        time is left for the local replica. A second request is added to `tries`.
+        """
+        request = tries[0]
+        hedge_at_s = hedges.at_s(request.share, request.cost, request.begun_s)
+        waiting, values = [request], None
+        while waiting and values is None:
+            settled = await _first_settled(waiting, min(hedge_at_s, request.deadline_at_s))
+            if settled is not None:
+                waiting.remove(settled)
+                values = await self._judged(rows, settled, pending, started_s)
+            elif trio.current_time() >= request.deadline_at_s:
+                break
+            else:
+                hedge_at_s = math.inf
+                pending.hedged.append(request.share)
+                worker = hedges.worker(request.share, request.worker)
+                if worker is None:
+                    break
+                other = self._request(worker, request.share, request.deadline_at_s, account)
+                tries.append(other)
+                waiting.append(other)
+                self._begin(rows, other)
+        if request in waiting:
+            self._left(request, started_s)
+        if values is None:
+            pending.failed.append(request.share)
+
+    def _left(self, request: _Request, started_s: float) -> None:
+        """A request whose answer is not waited for any more."""
+        now_s = trio.current_time()
+        request.entry.late += 1
+        request.entry.wait_s += now_s - started_s
+        waited_s = now_s - request.begun_s
+        request.cost.gave_up(len(request.share.flat), waited_s, self.policy.cost.now())
+        # Short waits that somebody else ended add up: a silent worker costs one deadline, in pieces or as a whole.
+        if now_s >= request.deadline_at_s or request.cost.unanswered_s >= self._config.deadline_s:
+            self._members.missed(request.worker, f"no answer within {1e3 * (now_s - started_s):.0f} ms")
+
+    async def _judged(
+        self, rows: _RowBytes, request: _Request, pending: PendingLayer, started_s: float
+    ) -> F32 | None:
+        """A reply that is here (or is asked for only now), if it is one; else whoever it comes from pays for it."""
         worker, entry = request.worker, request.entry
         values: F32 | None = None
         try:
-            if request.asked is not None and request.asked.is_settled:
+            if request.asked is not None:
                 values = await self._reply(rows, request)
             else:
                 with trio.CancelScope(deadline=request.deadline_at_s):
@@ -290,6 +403,7 @@ class RemoteExperts:
             self._members.quarantine(worker, str(error))
         except RequestRefusedError as refusal:
             self._members.refused(worker, refusal)
+            self._refused(request)
         except (
             RemoteError,
             UsageError,
@@ -298,11 +412,21 @@ class RemoteExperts:
         entry.wait_s += trio.current_time() - started_s
         if values is None:
             entry.late += 1
-            pending.failed.append(request.share)
-            return
+            return None
+        if request.asked is not None:
+            took_s = request.asked.came_at_s - request.begun_s
+            pending.slowest_s = max(pending.slowest_s, took_s)
+            request.cost.add(len(request.share.flat), took_s, self.policy.cost.now())
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
         pending.answers.append(_Answer(worker, request.share, values, audit))
         self._members.computed(worker, len(request.share.flat))
+        return values
+
+    def _refused(self, request: _Request) -> None:
+        """For the next decisions a refusal is an answer that took until the local replica had computed it."""
+        cost, n_pairs = self.policy.cost, len(request.share.flat)
+        spent_s = trio.current_time() - request.begun_s
+        request.cost.add(n_pairs, spent_s + cost.local.expect(n_pairs, 0, cost.now()), cost.now())
 
     async def _reply(self, rows: _RowBytes, request: _Request) -> F32:
         if request.asked is None:

@@ -41,6 +41,9 @@ class Mute:
 
     is_settled = False
 
+    async def wait_settled(self) -> None:
+        await trio.sleep_forever()
+
     async def reply(self) -> None:
         await trio.sleep_forever()
 
