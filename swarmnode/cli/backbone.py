@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 import trio
@@ -31,7 +33,8 @@ from swarmnode.cli.common import (
     verbose_option,
 )
 from swarmnode.cli.progress import Progress
-from swarmnode.cli.sizes import format_bytes
+from swarmnode.cli.sizes import ByteSize, format_bytes
+from swarmnode.config import Config
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.services.reports import (
@@ -71,6 +74,18 @@ from swarmnode.services.reports import (
 @click.option(
     "--deadline-ms", type=click.IntRange(1, 60_000), help="Longest wait for one layer's remote rows."
 )
+@click.option(
+    "--send",
+    type=click.Choice(["auto", "always"]),
+    default="auto",
+    show_default=True,
+    help="What workers get: rows that they are expected to finish sooner, or whatever they hold.",
+)
+@click.option(
+    "--local-budget",
+    type=ByteSize(),
+    help="Memory for routed experts of the model's file: the most wanted ones are kept in it.",
+)
 @compute_options
 @network_option
 @secret_option
@@ -89,6 +104,8 @@ def command(
     exact: bool,
     q8: bool,
     deadline_ms: int | None,
+    send: Literal["auto", "always"],
+    local_budget: int | None,
     device: str | None,
     threads: int,
     network: str | None,
@@ -114,7 +131,7 @@ def command(
         listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
         allowed=allowed_of(allow),
         device=device,
-        config=config_of(threads, deadline_ms),
+        config=_config_of(threads, deadline_ms, send, local_budget),
         model=model,
         api=parse_host_port(api, 8790),
         form=_form_of(exact, q8),
@@ -125,6 +142,13 @@ def command(
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
     trio.run(partial(run_backbone, options, _Face(named + private).show))
     say("stopped")
+
+
+def _config_of(
+    threads: int, deadline_ms: int | None, send: Literal["auto", "always"], local_budget: int | None
+) -> Config:
+    config = config_of(threads, deadline_ms)
+    return replace(config, dispatch=replace(config.dispatch, send=send, local_budget_bytes=local_budget))
 
 
 def _form_of(exact: bool, q8: bool) -> WireForm:

@@ -223,7 +223,7 @@ class SendAuto:
         """The least that a row of this layer could take with anything sent out."""
         costs = self.replicas.costs(routing)
         present = set(routing.owners[layer].tolist()) - {LOCAL}
-        wait_s = min(costs[index].expect(1, now_s) for index in present)
+        wait_s: float = min(costs[index].expect(1, now_s) for index in present)
         return self.cost.cut_s + wait_s / max(1, self.n_passes)
 
 
