@@ -4,7 +4,8 @@
 all pairs here; every pair where it is owned; those here whose experts are in memory, the rest where it is owned.
 
 A layer waits for the slowest of its parts, and being cut out of the pass costs something, too. While several passes
-are under way one computes when others wait, so only a part of a wait counts.
+are under way one computes when others wait, so only a part of a wait counts; but if all of them computed here they
+would be one pass (schedule/batching.py), which reads an expert once for all rows.
 
 What is not done is not measured. So now and then a layer is done the other way: about one in `explore_layers`, and in
 all no more than `explore_share` of the time may go into it.
@@ -177,6 +178,8 @@ class SendAuto:
         """What exploring may cost now."""
         self._layers_left = 0.0
         """Layers until the next exploration."""
+        self._explored: tuple[float, float] | None = None
+        """When a layer was sent the other way, and what it would have taken; until it is known what it took."""
         self._begun_s = cost.now()
 
     def begin(self) -> Planner:
@@ -187,6 +190,7 @@ class SendAuto:
         self._credit_s = min(
             self._config.deadline_s, self._credit_s + self._config.explore_share * max(0.0, step_s)
         )
+        self.settle(now_s)
         self._layers_left -= self._n_layer
         explores = int(self._n_layer * self._rng.random()) if self._layers_left <= 0 else None
         return _AutoPlanner(self, now_s, explores)
@@ -206,18 +210,35 @@ class SendAuto:
         """Whether a layer may be done in a way that is expected to take so much longer."""
         return is_unknown or excess_s <= self._credit_s
 
-    def explored(self, excess_s: float) -> None:
-        """It was."""
-        self._credit_s = max(0.0, self._credit_s - excess_s)
+    def explored(self, best_s: float) -> None:
+        """It is now, instead of in `best_s`."""
+        self.settle(self.cost.now())
+        self._explored = (self.cost.now(), best_s)
         self._layers_left = self._config.explore_layers * (0.5 + self._rng.random())
 
-    def expect(self, costs: list[WorkerCost], way: Way, now_s: float) -> float:
-        """Seconds that a layer takes this way."""
-        here_s = self.cost.local.expect(way.n_local, way.n_cold, now_s)
+    def settle(self, now_s: float) -> None:
+        """The next decision: what was explored before it is over, and is paid for with the time it really took."""
+        if self._explored is not None:
+            at_s, best_s = self._explored
+            self._credit_s -= max(0.0, now_s - at_s - best_s)
+            self._explored = None
+
+    def expect(self, costs: list[WorkerCost], layer: int, way: Way, now_s: float) -> float:
+        """Seconds that a layer takes this way, of which each of the passes under way has its part."""
         if not way.remote:
-            return here_s
+            return self._expect_here(layer, way, now_s)
+        here_s = self.cost.local.expect(way.n_local, way.n_cold, now_s)
         there_s = max(costs[index].expect(n, now_s) for index, n in way.remote.items())
         return self.cost.cut_s + here_s + max(0.0, there_s - here_s) / max(1, self.n_passes)
+
+    def _expect_here(self, layer: int, way: Way, now_s: float) -> float:
+        n, n_cold = max(1, self.n_passes), float(way.n_cold)
+        if n == 1:
+            return self.cost.local.expect(way.n_local, n_cold, now_s)
+        if n_cold:  # distinct ones among n times as many draws
+            n_all = max(n_cold, self.residents.n_expert - float(self.residents.masks[layer].sum()))
+            n_cold = n_all * (1 - (1 - n_cold / n_all) ** n)
+        return self.cost.local.expect(n * way.n_local, n_cold, now_s) / n
 
     def least_remote_s(self, routing: Routing, layer: int, now_s: float) -> float:
         """The least that a row of this layer could take with anything sent out."""
@@ -262,6 +283,7 @@ class _AutoPlanner:
         """See Planner."""
         if layer not in routing.owners:
             return None
+        self._policy.settle(self._policy.cost.now())
         owners = self._policy.replicas.owners(routing, layer, ids)
         is_here = self._policy.residents.masks[layer][ids].ravel()
         mixed = np.where(is_here, LOCAL, owners)
@@ -277,16 +299,16 @@ class _AutoPlanner:
         costs = policy.replicas.costs(routing)
         if not owned.remote:
             return here
-        here_s = policy.expect(costs, here, self._now_s)
-        best, best_s = here, here_s
-        for way in (owned, resident) if resident.remote else (owned,):
-            way_s = policy.expect(costs, way, self._now_s)
+        best, best_s = here, policy.expect(costs, layer, here, self._now_s)
+        # Of two that are equal the one that sends less.
+        for way in (resident, owned) if resident.remote else (owned,):
+            way_s = policy.expect(costs, layer, way, self._now_s)
             if way_s < best_s:
                 best, best_s = way, way_s
         if self._explores is None or layer < self._explores:
             return best
         other = owned if best is here else here
-        excess_s = policy.expect(costs, other, self._now_s) - best_s
+        excess_s = policy.expect(costs, layer, other, self._now_s) - best_s
         is_unknown = (
             not policy.cost.local.is_known
             if other is here
@@ -295,7 +317,7 @@ class _AutoPlanner:
         if not policy.may_explore(excess_s, is_unknown):
             return best
         self._explores = None
-        policy.explored(excess_s)
+        policy.explored(best_s)
         return other
 
 
@@ -339,7 +361,7 @@ def _ways(ids: I32, owners: I32, is_here: npt.NDArray[np.bool_]) -> tuple[Way, W
 
 
 def _n_distinct(experts: I32) -> int:
-    return int(np.unique(experts).size)
+    return int(np.count_nonzero(np.bincount(experts)))
 
 
 def _by_worker(owners: I32) -> dict[int, int]:

@@ -23,14 +23,15 @@ class Hedges:
         """When (on the clock of `begun_s`) to ask elsewhere: at p95 of this worker's times for such requests.
 
         Where nobody else holds the share there is only the local copy. It is computed when the wait has taken as long
-        as that will: whenever the answer comes, the two together take at most twice the better of both.
+        as that will: whenever the answer comes, the two together take at most twice the better of both. With several
+        passes under way all of them would wait for the compute thread.
         Infinity: not at all, because too little is known or there is nobody.
         """
         after_s = cost.hedge_after_s(len(share.flat))
         if after_s is None:
             return math.inf
         if not self._holders(share, cost):
-            after_s = max(after_s, self._here_s(share))
+            after_s = max(after_s, self._here_s(share) * max(1, self._policy.n_passes))
         return begun_s + after_s
 
     def worker(self, share: Share, late: Worker) -> Worker | None:
