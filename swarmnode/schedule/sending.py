@@ -214,6 +214,10 @@ class SendAuto:
         """It is now, instead of in `best_s`."""
         self.settle(self.cost.now())
         self._explored = (self.cost.now(), best_s)
+        self.wait()
+
+    def wait(self) -> None:
+        """No exploring for a while."""
         self._layers_left = self._config.explore_layers * (0.5 + self._rng.random())
 
     def settle(self, now_s: float) -> None:
@@ -314,9 +318,10 @@ class _AutoPlanner:
             if other is here
             else any(not costs[index].is_known for index in owned.remote)
         )
-        if not policy.may_explore(excess_s, is_unknown):
-            return best
         self._explores = None
+        if not policy.may_explore(excess_s, is_unknown):
+            policy.wait()  # else the next pass would be cut for nothing, too
+            return best
         policy.explored(best_s)
         return other
 
