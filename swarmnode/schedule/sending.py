@@ -43,6 +43,9 @@ class Dice(Protocol):
 class Planner(Protocol):
     """Decides for one pass. Compute thread."""
 
+    is_exploring: bool
+    """Whether the last plan was made to learn from, and not because it is the best."""
+
     def fuses(self, routing: Routing, layer: int) -> bool:
         """Whether to compute a single row's layer here without looking at what the gate chooses."""
         ...
@@ -114,6 +117,7 @@ class SendAlways:
     def __init__(self, cost: CostModel, config: DispatchConfig) -> None:
         self.cost = cost
         self.n_passes = 0
+        self.is_exploring = False
         self._replicas = Replicas(cost, config)
 
     def begin(self) -> Planner:
@@ -257,6 +261,7 @@ class _AutoPlanner:
 
     def __init__(self, policy: SendAuto, now_s: float, explores: int | None) -> None:
         """`explores`: the layer from which on one is to be done the other way; None: none in this pass."""
+        self.is_exploring = False
         self._policy = policy
         self._now_s = now_s
         self._explores = explores
@@ -288,6 +293,9 @@ class _AutoPlanner:
         if layer not in routing.owners:
             return None
         self._policy.settle(self._policy.cost.now())
+        self.is_exploring = False
+        if self._explores is None and self._is_sooner_here(routing, layer, ids.size):
+            return None
         owners = self._policy.replicas.owners(routing, layer, ids)
         is_here = self._policy.residents.masks[layer][ids].ravel()
         mixed = np.where(is_here, LOCAL, owners)
@@ -297,6 +305,14 @@ class _AutoPlanner:
         if chosen is here:
             return None
         return plan_pairs(owners if chosen is owned else mixed, ids)
+
+    def _is_sooner_here(self, routing: Routing, layer: int, n_pairs: int) -> bool:
+        """Whether that is clear without looking at who owns what: all is in memory, and no worker answers as fast."""
+        policy = self._policy
+        if policy.residents.cold_share[layer]:
+            return False
+        here_s = policy.expect([], layer, Way(n_pairs, 0, {}), self._now_s)
+        return here_s <= policy.least_remote_s(routing, layer, self._now_s)
 
     def _choose(self, routing: Routing, layer: int, here: Way, owned: Way, resident: Way) -> Way:
         policy = self._policy
@@ -322,6 +338,7 @@ class _AutoPlanner:
         if not policy.may_explore(excess_s, is_unknown):
             policy.wait()  # else the next pass would be cut for nothing, too
             return best
+        self.is_exploring = True
         policy.explored(best_s)
         return other
 

@@ -35,6 +35,8 @@ class RemoteLayer:
     """By which it was planned."""
     stopped_s: float = 0.0
     """When the pass stopped for it, on the cost model's clock."""
+    explores: bool = False
+    """It is sent to learn how long that takes."""
 
 
 @dataclass
@@ -158,7 +160,7 @@ class ForwardPass(Generic[T]):
                 if self._counts:
                     self._keep(call.layer, call.ids)
                 if plan is not None:
-                    return RemoteLayer(call, plan, routing, self._now())
+                    return RemoteLayer(call, plan, routing, self._now(), planner.is_exploring)
                 routed = self._local(call)
                 if len(call.rows) > 1:
                     self._routed = routed

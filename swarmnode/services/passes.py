@@ -48,7 +48,7 @@ class PassTimes:
     compute_s: float
     """On the compute thread."""
     wait_s: float
-    """For workers."""
+    """For workers, but for layers that were sent only to learn how long that takes: nothing follows from those."""
 
 
 class PassRunner(Protocol):
@@ -94,7 +94,7 @@ class Passes:
         self._n_under_way += 1
         policy.n_passes = self._n_under_way
         try:
-            values, compute_s = await self._advance(forward, account, wanted)
+            values, times = await self._advance(forward, account, wanted)
         finally:
             self._n_under_way -= 1
             policy.n_passes = self._n_under_way
@@ -104,18 +104,21 @@ class Passes:
         if counts and self._residents is not None:
             ends_prompt = any(len(item.tokens) > 1 and item.n_out for item in rows)
             self._residents.count(forward.chosen, ends_prompt)
-        return values, PassTimes(compute_s, account.wait_s)
+        return values, times
 
     async def _advance(
         self, forward: ForwardPass[Any], account: StepAccount, counts: bool
-    ) -> tuple[list[Any], float]:
-        """The results, and the seconds on the compute thread."""
+    ) -> tuple[list[Any], PassTimes]:
+        explored_s = 0.0
         routing, workers = self._members.routing()
         result, compute_s = await self._compute.run(partial(_timed, partial(forward.advance, routing)))
         while not isinstance(result, Finished):
             finish = None
             if isinstance(result, RemoteLayer):
+                waited_s = account.wait_s
                 pending = await self.remote.layer(result, workers, account)
+                if result.explores:
+                    explored_s += account.wait_s - waited_s
                 finish = pending.finish
             routing, workers = self._members.routing()
             advance = partial(forward.advance, routing, finish)
@@ -125,7 +128,7 @@ class Passes:
                 pending.settle()
                 if counts:
                     forward.unmet += pending.unmet
-        return result.values, compute_s
+        return result.values, PassTimes(compute_s, account.wait_s - explored_s)
 
 
 def _timed(function: Callable[[], T]) -> tuple[T, float]:
