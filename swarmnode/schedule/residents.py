@@ -79,7 +79,7 @@ class Residents:
     def n_cold(self, layer: int, experts: I32) -> int:
         """How many distinct ones of these are not in memory."""
         mask = self.masks.get(layer)
-        if mask is None or not self.cold_share[layer]:
+        if mask is None:
             return 0
         return len(set(experts[~mask[experts]].tolist()))
 

@@ -309,7 +309,7 @@ class _AutoPlanner:
     def _is_sooner_here(self, routing: Routing, layer: int, n_pairs: int) -> bool:
         """Whether that is clear without looking at who owns what: all is in memory, and no worker answers as fast."""
         policy = self._policy
-        if policy.residents.cold_share[layer]:
+        if not policy.residents.masks[layer].all():
             return False
         here_s = policy.expect([], layer, Way(n_pairs, 0, {}), self._now_s)
         return here_s <= policy.least_remote_s(routing, layer, self._now_s)
