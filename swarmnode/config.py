@@ -561,7 +561,8 @@ class NodeApiConfig:
     max_body_bytes: int = 256 * KIB
     """Of a request: 4,096 ranges in JSON are 100 KB."""
     max_shards: int = 8
-    """Shards sent at a time; more are refused with status 429."""
+    """Shards sent at a time; more are refused with status 429. A place is lost as a connection is
+    (WireConfig.min_progress_bytes_per_s)."""
     shard_piece_bytes: int = 128 * KIB
     """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (25 us)."""
     beside_rows_per_s: float = 120e6
