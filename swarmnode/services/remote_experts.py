@@ -36,7 +36,13 @@ from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.encodings import ROW_ENCODINGS, row_bytes, spoken_encoding
 from swarmnode.wire.messages import Experts, Rows
-from swarmnode.wire.tensors import encode_pairs, encode_rows_or_f32, parse_rows_body_untrusted
+from swarmnode.wire.tensors import (
+    as_travelled,
+    check_reply_encoding,
+    encode_pairs,
+    encode_rows_or_f32,
+    parse_rows_body_untrusted,
+)
 
 F32: TypeAlias = npt.NDArray[np.float32]
 
@@ -69,10 +75,14 @@ EXACT = WireForm("experts", "f32")
 
 @dataclass(eq=False)
 class _Answer:
-    """A worker's rows for a share. `audit` (0 to 1, or None for no audit) says which row is recomputed before use."""
+    """A worker's rows for a share, whose rows were `sent` in that encoding.
+
+    `audit` (0 to 1, or None for no audit) says which row is recomputed before use.
+    """
 
     worker: Worker
     share: Share
+    sent: str
     values: F32
     audit: float | None
 
@@ -86,6 +96,8 @@ class _Request:
     deadline_at_s: float
     entry: WorkerShare
     asked: Asked | None = None
+    sent: str = ""
+    """The encoding of its rows, once they are encoded."""
 
 
 class _RowBytes:
@@ -173,8 +185,11 @@ class PendingLayer:
             self._members.quarantine(answer.worker, reason)
 
     def _holds(self, answer: _Answer, audit: float) -> bool:
-        """Recompute one row of the answer (exact form: one pair), drawn by `audit`, and compare."""
-        share = answer.share
+        """Recompute one row of the answer (exact form: one pair), drawn by `audit`, from what was sent, and compare.
+
+        Eight bits of a row with one number far above all others are another row.
+        """
+        share, call = answer.share, self._call
         position = int(audit * len(answer.values))
         pairs = np.array([position]) if self._exact else np.flatnonzero(share.pair_row == position)
         sample = Share(
@@ -183,7 +198,8 @@ class PendingLayer:
             np.zeros(len(pairs), np.int32),
             share.pair_expert[pairs],
         )
-        expected = compute_share(self._bank, self._call, sample, self._exact)
+        row = as_travelled(call.rows[sample.rows], answer.sent)
+        expected = compute_share(self._bank, call._replace(rows=row), sample, self._exact)
         return rows_agree(expected[0], answer.values[position], self._max_row_error)
 
 
@@ -301,7 +317,7 @@ class RemoteExperts:
             pending.failed.append(request.share)
             return
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
-        pending.answers.append(_Answer(worker, request.share, values, audit))
+        pending.answers.append(_Answer(worker, request.share, request.sent, values, audit))
         self._members.computed(worker, len(request.share.flat))
 
     async def _reply(self, rows: _RowBytes, request: _Request) -> F32:
@@ -312,6 +328,7 @@ class RemoteExperts:
             reply, reply_body = await request.asked.reply()
         if not isinstance(reply, Rows):
             raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
+        check_reply_encoding(reply, request.sent)
         share = request.share
         expected = len(share.flat) if self._form.exact else len(share.rows)
         values = parse_rows_body_untrusted(reply, reply_body, expected, rows.call.rows.shape[1])
@@ -322,6 +339,7 @@ class RemoteExperts:
         call, share = rows.call, request.share
         weights = None if self._form.exact else share_weights(call, share)
         encoding, data = rows.encoded(share, self._form.encoding, request.worker.peer.settings.encodings)
+        request.sent = encoding
         body = (data, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
         message = Experts(
             model=self._model_id,
