@@ -31,6 +31,7 @@ from swarmnode.services.forward import (
     share_rows,
     share_weights,
 )
+from swarmnode.services.magnitudes import Magnitudes
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
@@ -133,6 +134,7 @@ class PendingLayer:
         bank: ExpertBank,
         members: Members,
         account: StepAccount,
+        magnitudes: Magnitudes,
         *,
         exact: bool,
         max_row_error: float,
@@ -141,6 +143,7 @@ class PendingLayer:
         self._bank = bank
         self._members = members
         self._account = account
+        self._magnitudes = magnitudes
         self._exact = exact
         self._max_row_error = max_row_error
         self._combiner = Combiner(call, exact)
@@ -152,7 +155,10 @@ class PendingLayer:
 
     def add_local(self, share: Share) -> None:
         """Compute the backbone's own share. Compute thread."""
-        self._combiner.add(share, compute_share(self._bank, self._call, share, self._exact))
+        values = compute_share(self._bank, self._call, share, self._exact)
+        if not self._magnitudes.knows(self._call.layer):
+            self._magnitudes.learn(self._call.layer, values)
+        self._combiner.add(share, values)
 
     def finish(self) -> F32:
         """Audit, compute what nobody answered (or answered wrong), and sum: f32 [T, n_embd]. Compute thread.
@@ -160,7 +166,7 @@ class PendingLayer:
         Sums in the order of asking, not of arrival: equal swarms give equal bits.
         """
         for answer in self.answers:
-            if answer.audit is not None and not self._holds(answer, answer.audit):
+            if not all(self._holds(answer, position) for position in self._sample(answer)):
                 self._wrong.append(answer)
             else:
                 self._combiner.add(answer.share, answer.values)
@@ -184,13 +190,18 @@ class PendingLayer:
             reason = f"wrong rows for layer {self._call.layer}, found by recomputing"
             self._members.quarantine(answer.worker, reason)
 
-    def _holds(self, answer: _Answer, audit: float) -> bool:
-        """Recompute one row of the answer (exact form: one pair), drawn by `audit`, from what was sent, and compare.
+    def _sample(self, answer: _Answer) -> set[int]:
+        """Which rows of an answer are recomputed: one drawn by `audit`, and the largest if it is suspiciously large."""
+        drawn = None if answer.audit is None else int(answer.audit * len(answer.values))
+        largest = self._magnitudes.suspicious_row(self._call.layer, answer.values)
+        return {position for position in (drawn, largest) if position is not None}
+
+    def _holds(self, answer: _Answer, position: int) -> bool:
+        """Recompute one row of the answer (exact form: one pair) from what was sent, and compare.
 
         Eight bits of a row with one number far above all others are another row.
         """
         share, call = answer.share, self._call
-        position = int(audit * len(answer.values))
         pairs = np.array([position]) if self._exact else np.flatnonzero(share.pair_row == position)
         sample = Share(
             share.flat[pairs],
@@ -200,6 +211,7 @@ class PendingLayer:
         )
         row = as_travelled(call.rows[sample.rows], answer.sent)
         expected = compute_share(self._bank, call._replace(rows=row), sample, self._exact)
+        self._magnitudes.learn(call.layer, expected)
         return rows_agree(expected[0], answer.values[position], self._max_row_error)
 
 
@@ -223,6 +235,7 @@ class RemoteExperts:
         self._config = config
         self._form = form
         self._rng = rng or random.Random()
+        self._magnitudes = Magnitudes()
 
     async def layer(
         self, layer: RemoteLayer, workers: tuple[Worker, ...], account: StepAccount
@@ -234,6 +247,7 @@ class RemoteExperts:
             self._bank,
             self._members,
             account,
+            self._magnitudes,
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )

@@ -20,6 +20,7 @@ from swarmnode.net.peer import Peer
 from swarmnode.schedule.dispatch import Share, plan_layer
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer, compute_share
+from swarmnode.services.magnitudes import Magnitudes
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import PendingLayer, RemoteExperts, WireForm, _Answer
 from swarmnode.services.runners import Inline
@@ -103,7 +104,7 @@ def test_the_audit_compares_with_what_was_sent(device: Device, kind: int, exact:
     worker = members.announce(cast(Peer, Mute(("f32",))), (ExpertRange(0, 0, 1),), N_ROWS, "CPU")
     for answered, is_right in ((sent, True), (call._replace(rows=-rows), False)):
         values = compute_share(bank, answered, share, exact)
-        pending = PendingLayer(call, bank, members, account, exact=exact, max_row_error=0.01)
+        pending = PendingLayer(call, bank, members, account, Magnitudes(), exact=exact, max_row_error=0.01)
         pending.answers.append(_Answer(worker, share, "q8", values, 0.5))
         pending.finish()
         pending.settle()
