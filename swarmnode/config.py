@@ -129,6 +129,10 @@ class DispatchConfig:
     after 320."""
     probe_backoff_max_s: float = 32.0
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
+    announce_burst: int = 16
+    """Announcements that a node may make at once; then announces_per_s. A worker that fetches 300 MB over a LAN makes
+    ten of them, each when a run of experts is there."""
+    announces_per_s: float = 1.0
 
     def share_deadline_s(self, n_pairs: int, n_bytes: int) -> float:
         """Longest wait for a share: max(deadline_s, n_pairs * deadline_per_pair_s + n_bytes / deadline_bytes_per_s),
