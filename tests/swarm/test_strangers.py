@@ -13,10 +13,11 @@ import trio
 
 from swarmnode.config import Config, DispatchConfig, WireConfig
 from swarmnode.errors import ConnectionLostError, RequestRefusedError
-from swarmnode.identity import NodeKey
+from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.links import dial
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.services.members import Standing
+from swarmnode.services.seeder import Seeder
 from swarmnode.testing.swarm import Swarm, open_swarm, silent
 from swarmnode.wire import messages
 from swarmnode.wire.endpoint import Endpoint
@@ -185,12 +186,25 @@ async def test_announcements_are_limited_and_leaving_is_not(tiny_model: Path, tm
 
 
 async def test_a_worker_whose_news_are_refused_as_too_many_tells_them_later(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(Config(), dispatch=replace(DispatchConfig(), announce_burst=1))
-    async with open_swarm(tiny_model, tmp_path, config=config) as swarm:
-        await swarm.join(ALL_BYTES)  # in several runs; returns when all are known
+    refused: list[Exception] = []
+    limit = Seeder._limit
+
+    def noting(seeder: Seeder, node_id: NodeId) -> None:
+        try:
+            limit(seeder, node_id)
+        except RequestRefusedError as refusal:
+            refused.append(refusal)
+            raise
+
+    monkeypatch.setattr(Seeder, "_limit", noting)
+    config = replace(Config(), dispatch=replace(DispatchConfig(), announce_burst=1, announces_per_s=0.1))
+    async with open_swarm(tiny_model, tmp_path, config=config, latency_s=0.02) as swarm:
+        worker = await swarm.join(ALL_BYTES)  # in several runs; returns when all are known
         assert swarm.backbone.state.as_dict()["experts_covered"] == 32
+    assert refused
+    assert worker.waits == []
 
 
 async def test_leaving_for_somebody_else_does_nothing(tiny_model: Path, tmp_path: Path) -> None:
