@@ -125,7 +125,7 @@ def assemble_backbone(
         demand=demand,
         residents=residents,
     )
-    seeder = Seeder(index, manifest, members, threads, prober.watch)
+    seeder = Seeder(index, manifest, members, threads, prober.watch, config.dispatch, trio.current_time)
     state = SwarmState(manifest, members, options.form, config.dispatch)
     return Backbone(manifest, members, prober, seeder, engine, state, demand, residents)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.compute.bank import ExpertBank
+from swarmnode.errors import NotFiniteError
 from swarmnode.models.base import Model, Part
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.demand import DemandWatch
@@ -95,6 +96,11 @@ class Passes:
         policy.n_passes = self._n_under_way
         try:
             values, times = await self._advance(forward, account, wanted)
+        except NotFiniteError as error:
+            if not account.helpers:
+                raise
+            message = f"{error}; or one of these workers, which computed rows of the pass: "
+            raise NotFiniteError(message + ", ".join(account.helpers)) from error
         finally:
             self._n_under_way -= 1
             policy.n_passes = self._n_under_way
@@ -113,7 +119,7 @@ class Passes:
         routing, workers = self._members.routing()
         result, compute_s = await self._compute.run(partial(_timed, partial(forward.advance, routing)))
         while not isinstance(result, Finished):
-            finish = None
+            pending, finish = None, None
             if isinstance(result, RemoteLayer):
                 waited_s = account.wait_s
                 pending = await self.remote.layer(result, workers, account)
@@ -122,12 +128,14 @@ class Passes:
                 finish = pending.finish
             routing, workers = self._members.routing()
             advance = partial(forward.advance, routing, finish)
-            result, spent_s = await self._compute.run(partial(_timed, advance))
+            try:
+                result, spent_s = await self._compute.run(partial(_timed, advance))
+            finally:  # who was found lying is not forgotten because the pass failed
+                if pending is not None:
+                    pending.settle()
             compute_s += spent_s
-            if finish is not None:
-                pending.settle()
-                if counts:
-                    forward.unmet += pending.unmet
+            if pending is not None and counts:
+                forward.unmet += pending.unmet
         return result.values, PassTimes(compute_s, account.wait_s - explored_s)
 
 
