@@ -28,8 +28,8 @@ from swarmnode.schedule.residents import Residents
 
 I32: TypeAlias = npt.NDArray[np.int32]
 
-_MAX_STEP_S = 1.0
-"""Time between two passes counts as work up to this: more is a pause."""
+_CLEAR_S = 0.05
+"""That a layer is sooner here is not worked out again for so long."""
 
 
 class Dice(Protocol):
@@ -68,6 +68,10 @@ class SendPolicy(Protocol):
 
     def computed(self, layer: int, experts: I32, seconds: float) -> None:
         """These pairs (one expert id each) were computed here in so many seconds. Compute thread."""
+        ...
+
+    def passed(self, seconds: float) -> None:
+        """A pass took so long; what several at once took is divided. Trio's thread."""
         ...
 
     def here_s(self, layer: int, experts: I32) -> float:
@@ -137,6 +141,9 @@ class SendAlways:
     def computed(self, layer: int, experts: I32, seconds: float) -> None:
         """See SendPolicy: nothing depends on it."""
 
+    def passed(self, seconds: float) -> None:
+        """See SendPolicy: nothing is explored."""
+
     def here_s(self, layer: int, experts: I32) -> float:
         """See SendPolicy: whoever sends always wants to see workers answer."""
         return math.inf
@@ -184,16 +191,14 @@ class SendAuto:
         """Layers until the next exploration."""
         self._explored: tuple[float, float] | None = None
         """When a layer was sent the other way, and what it would have taken; until it is known what it took."""
-        self._begun_s = cost.now()
+        self._clear: dict[int, float] = {}
+        """By layer, until when it is clear that a row is sooner here."""
+        self._clear_for: tuple[Routing, int] | None = None
+        """With these workers, and so many passes under way."""
 
     def begin(self) -> Planner:
         """See SendPolicy."""
         now_s = self.cost.now()
-        step_s, self._begun_s = min(_MAX_STEP_S, now_s - self._begun_s), now_s
-        # No more than is worth a deadline: a way that takes longer than that is not tried.
-        self._credit_s = min(
-            self._config.deadline_s, self._credit_s + self._config.explore_share * max(0.0, step_s)
-        )
         self.settle(now_s)
         self._layers_left -= self._n_layer
         explores = int(self._n_layer * self._rng.random()) if self._layers_left <= 0 else None
@@ -206,13 +211,26 @@ class SendAuto:
         if n_cold:
             self.residents.computed(layer, experts)
 
+    def passed(self, seconds: float) -> None:
+        """See SendPolicy."""
+        # No more than is worth a deadline: a way that takes longer than that is not tried.
+        earned_s = self._config.explore_share * seconds
+        self._credit_s = min(self._config.deadline_s, self._credit_s + earned_s)
+
+    def clear(self, routing: Routing) -> dict[int, float]:
+        """By layer, until when it is clear that a row is sooner here. The caller adds to it."""
+        known = self._clear_for
+        if known is None or known[0] is not routing or known[1] != self.n_passes:
+            self._clear, self._clear_for = {}, (routing, self.n_passes)
+        return self._clear
+
     def here_s(self, layer: int, experts: I32) -> float:
         """See SendPolicy."""
         return self.cost.local.expect(experts.size, self.residents.n_cold(layer, experts), self.cost.now())
 
     def may_explore(self, excess_s: float, is_unknown: bool) -> bool:
-        """Whether a layer may be done in a way that is expected to take so much longer."""
-        return is_unknown or excess_s <= self._credit_s
+        """Whether a layer may be done in a way that is expected to take so much longer, or nobody knows how much."""
+        return self._credit_s >= 0 if is_unknown else excess_s <= self._credit_s
 
     def explored(self, best_s: float) -> None:
         """It is now, instead of in `best_s`."""
@@ -275,18 +293,29 @@ class _AutoPlanner:
         if self._cuts_all:
             return False
         policy = self._policy
+        clear = policy.clear(routing)
+        if self._explores is None and clear.get(layer, 0.0) > self._now_s:
+            return True
         n_cold = policy.residents.cold_share.get(layer, 0.0) * policy.n_used
         here_s = policy.cost.local.expect(policy.n_used, n_cold, self._now_s)
         excess_s = policy.least_remote_s(routing, layer, self._now_s) - here_s
         if excess_s <= 0:
             return False
+        clear[layer] = self._now_s + _CLEAR_S
         if self._explores is not None:
-            costs = policy.replicas.costs(routing)
-            is_unknown = any(not cost.is_known for cost in costs) or not policy.cost.local.is_known
-            self._cuts_all = policy.may_explore(excess_s, is_unknown)
+            self._cuts_all = self._may_explore_row(routing, here_s)
             if not self._cuts_all:
                 self._explores = None
         return not self._cuts_all
+
+    def _may_explore_row(self, routing: Routing, here_s: float) -> bool:
+        """Whether any row's layer may be sent out: then the pass is cut for it."""
+        policy = self._policy
+        costs = policy.replicas.costs(routing)
+        if not policy.cost.local.is_known or any(not cost.is_known for cost in costs):
+            return True
+        most_s = max(cost.expect(policy.n_used, self._now_s) for cost in costs)
+        return policy.may_explore(policy.cost.cut_s + most_s - here_s, False)
 
     def plan(self, routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
         """See Planner."""

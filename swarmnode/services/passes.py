@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.errors import NotFiniteError
@@ -94,6 +95,7 @@ class Passes:
         account = StepAccount([AccountedRows(item.account, len(item.tokens), item.n_out) for item in rows])
         self._n_under_way += 1
         policy.n_passes = self._n_under_way
+        began_s = trio.current_time()
         try:
             values, times = await self._advance(forward, account, wanted)
         except NotFiniteError as error:
@@ -102,6 +104,7 @@ class Passes:
             message = f"{error}; or one of these workers, which computed rows of the pass: "
             raise NotFiniteError(message + ", ".join(account.helpers)) from error
         finally:
+            policy.passed((trio.current_time() - began_s) / self._n_under_way)
             self._n_under_way -= 1
             policy.n_passes = self._n_under_way
         account.divide(self._model.n_layer, self._model.n_expert_used)

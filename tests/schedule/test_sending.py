@@ -152,7 +152,7 @@ def run(bench: Bench, took: Callable[[DispatchPlan | None], float], n_passes: in
     """Passes of which each layer takes what it takes; how many layers were sent, and the time."""
     n_sent, started_s = 0, bench.now_s
     for _ in range(n_passes):
-        planner = bench.policy.begin()
+        planner, began_s = bench.policy.begin(), bench.now_s
         for layer in range(N_LAYER):
             plan = None
             if not planner.fuses(EVEN_ODD, layer):
@@ -166,6 +166,7 @@ def run(bench: Bench, took: Callable[[DispatchPlan | None], float], n_passes: in
                 for index, share in plan.remote:
                     cost = bench.policy.cost.worker(EVEN_ODD.workers[index].node_id)
                     cost.add(len(share.flat), spent_s, bench.now_s)
+        bench.policy.passed(bench.now_s - began_s)
     return n_sent, bench.now_s - started_s
 
 
