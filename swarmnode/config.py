@@ -158,6 +158,8 @@ class DispatchConfig:
     """Reading an expert where nothing was measured yet: an SSD."""
     cut_s: float = 5e-4
     """Sending a layer out, beyond the wait, where nothing was measured yet: 500 us of Python (benchmarks.decode)."""
+    hop_s: float = 1e-4
+    """A share computed here beside one that is sent: one more handover between threads, 28-57 us on an idle machine."""
     estimate_weight: float = 0.1
     """Of a new sample; a change is followed after about ten."""
     estimate_half_life_s: float = 10.0

@@ -254,6 +254,8 @@ class SendAuto:
         if not way.remote:
             return self._expect_here(layer, way, now_s)
         here_s = self.cost.local.expect(way.n_local, way.n_cold, now_s)
+        if way.n_local:
+            here_s += self._config.hop_s
         there_s = max(costs[index].expect(n, now_s) for index, n in way.remote.items())
         return self.cost.cut_s + here_s + max(0.0, there_s - here_s) / max(1, self.n_passes)
 

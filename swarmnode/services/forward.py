@@ -136,6 +136,8 @@ class ForwardPass(Generic[T]):
         self._routed: F32 | None = None
         """The routed output that a pause has kept back."""
         self._counts = counts
+        self.explored_s = 0.0
+        """Spent on layers that were computed here only to learn how long that takes."""
         self.chosen: list[tuple[int, I32]] = []
         """Layer and expert ids, of all pairs."""
         self.unmet: list[tuple[int, I32]] = []
@@ -161,7 +163,7 @@ class ForwardPass(Generic[T]):
                     self._keep(call.layer, call.ids)
                 if plan is not None:
                     return RemoteLayer(call, plan, routing, self._now(), planner.is_exploring)
-                routed = self._local(call)
+                routed = self._local(call, planner.is_exploring)
                 if len(call.rows) > 1:
                     self._routed = routed
                     return Paused()
@@ -172,10 +174,13 @@ class ForwardPass(Generic[T]):
                 [take(out) if len(out) else None for take, out in zip(self._takes, logits, strict=True)]
             )
 
-    def _local(self, call: ExpertCall) -> F32:
+    def _local(self, call: ExpertCall, explores: bool) -> F32:
         started_s = self._now()
         routed = self._bank.moe(call.layer, call.rows, call.ids, call.weights)
-        self._policy.computed(call.layer, call.ids.ravel(), self._now() - started_s)
+        spent_s = self._now() - started_s
+        self._policy.computed(call.layer, call.ids.ravel(), spent_s)
+        if explores:
+            self.explored_s += spent_s
         return routed
 
     def _keep(self, layer: int, ids: I32) -> None:

@@ -50,7 +50,7 @@ class PassTimes:
     compute_s: float
     """On the compute thread."""
     wait_s: float
-    """For workers, but for layers that were sent only to learn how long that takes: nothing follows from those."""
+    """For workers. Neither counts layers done only to learn how long that takes: nothing follows from those."""
 
 
 class PassRunner(Protocol):
@@ -139,7 +139,7 @@ class Passes:
             compute_s += spent_s
             if pending is not None and counts:
                 forward.unmet += pending.unmet
-        return result.values, PassTimes(compute_s, account.wait_s - explored_s)
+        return result.values, PassTimes(compute_s - forward.explored_s, account.wait_s - explored_s)
 
 
 def _timed(function: Callable[[], T]) -> tuple[T, float]:
