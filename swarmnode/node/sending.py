@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from swarmnode.config import DispatchConfig
+from swarmnode.config import DispatchConfig, EngineConfig
 from swarmnode.models.base import Model
 from swarmnode.schedule.cost import CostModel
 from swarmnode.schedule.residents import Residents
@@ -33,6 +33,7 @@ def prepare_policy(
     model: Model,
     now: Callable[[], float] = time.perf_counter,
     rng: Dice | None = None,
+    max_steps: int = EngineConfig.max_steps,
 ) -> SendPolicy:
     """`now` is read on the compute thread and on trio's."""
     if config.send == "always" or residents is None:

@@ -5,7 +5,7 @@ all pairs here; every pair where it is owned; those here whose experts are in me
 
 A layer waits for the slowest of its parts, and being cut out of the pass costs something, too. While several passes
 are under way one computes when others wait, so only a part of a wait counts; but if all of them computed here they
-would be one pass (schedule/batching.py), which reads an expert once for all rows.
+would be one pass (schedule/batching.py), which reads an expert once for all rows; and one that waits would be several.
 
 What is not done is not measured. So now and then a layer is done the other way: about one in `explore_layers`, and in
 all no more than `explore_share` of the time may go into it.
@@ -62,8 +62,8 @@ class SendPolicy(Protocol):
     n_passes: int
     """Passes under way; whoever runs them sets it."""
 
-    def begin(self) -> Planner:
-        """A pass begins. Compute thread."""
+    def begin(self, n_sequences: int) -> Planner:
+        """A pass with rows of so many sequences begins. Compute thread."""
         ...
 
     def computed(self, layer: int, experts: I32, seconds: float) -> None:
@@ -124,7 +124,7 @@ class SendAlways:
         self.is_exploring = False
         self._replicas = Replicas(cost, config)
 
-    def begin(self) -> Planner:
+    def begin(self, n_sequences: int) -> Planner:
         """See SendPolicy."""
         return self
 
@@ -175,8 +175,9 @@ class SendAuto:
         n_layer: int,
         n_used: int,
         rng: Dice,
+        max_steps: int = 1,
     ) -> None:
-        """`n_used`: experts that the gate chooses for a row."""
+        """`n_used`: experts that the gate chooses for a row; `max_steps`: passes that may be under way at once."""
         self.cost = cost
         self.residents = residents
         self.replicas = Replicas(cost, config)
@@ -184,6 +185,7 @@ class SendAuto:
         self.n_used = n_used
         self._config = config
         self._n_layer = n_layer
+        self._max_steps = max_steps
         self._rng = rng
         self._credit_s: float = 0.0
         """What exploring may cost now."""
@@ -196,13 +198,13 @@ class SendAuto:
         self._clear_for: tuple[Routing, int] | None = None
         """With these workers, and so many passes under way."""
 
-    def begin(self) -> Planner:
+    def begin(self, n_sequences: int) -> Planner:
         """See SendPolicy."""
         now_s = self.cost.now()
         self.settle(now_s)
         self._layers_left -= self._n_layer
         explores = int(self._n_layer * self._rng.random()) if self._layers_left <= 0 else None
-        return _AutoPlanner(self, now_s, explores)
+        return _AutoPlanner(self, now_s, explores, n_sequences)
 
     def computed(self, layer: int, experts: I32, seconds: float) -> None:
         """See SendPolicy."""
@@ -249,7 +251,9 @@ class SendAuto:
             self._credit_s -= max(0.0, now_s - at_s - best_s)
             self._explored = None
 
-    def expect(self, costs: list[WorkerCost], layer: int, way: Way, now_s: float) -> float:
+    def expect(
+        self, costs: list[WorkerCost], layer: int, way: Way, now_s: float, n_sequences: int = 1
+    ) -> float:
         """Seconds that a layer takes this way, of which each of the passes under way has its part."""
         if not way.remote:
             return self._expect_here(layer, way, now_s)
@@ -257,7 +261,13 @@ class SendAuto:
         if way.n_local:
             here_s += self._config.hop_s
         there_s = max(costs[index].expect(n, now_s) for index, n in way.remote.items())
-        return self.cost.cut_s + here_s + max(0.0, there_s - here_s) / max(1, self.n_passes)
+        seconds = self.cost.cut_s + here_s + max(0.0, there_s - here_s) / max(1, self.n_passes)
+        n_steps = min(self._max_steps, n_sequences)
+        if self.n_passes > 1 or n_steps == 1:
+            return seconds
+        # A pass that waits is divided into several that take turns.
+        there_s = max(costs[index].expect(-(-n // n_steps), now_s) for index, n in way.remote.items())
+        return min(seconds, n_steps * self.cost.cut_s + here_s + max(0.0, there_s - here_s / n_steps))
 
     def _expect_here(self, layer: int, way: Way, now_s: float) -> float:
         n, n_cold = max(1, self.n_passes), float(way.n_cold)
@@ -279,12 +289,13 @@ class SendAuto:
 class _AutoPlanner:
     """One pass."""
 
-    def __init__(self, policy: SendAuto, now_s: float, explores: int | None) -> None:
+    def __init__(self, policy: SendAuto, now_s: float, explores: int | None, n_sequences: int) -> None:
         """`explores`: the layer from which on one is to be done the other way; None: none in this pass."""
         self.is_exploring = False
         self._policy = policy
         self._now_s = now_s
         self._explores = explores
+        self._n_sequences = n_sequences
         self._cuts_all = False
         """No layer is fused any more: graphs of single layers are kept, odd pieces of passes would be built anew."""
 
@@ -353,13 +364,13 @@ class _AutoPlanner:
         best, best_s = here, policy.expect(costs, layer, here, self._now_s)
         # Of two that are equal the one that sends less.
         for way in (resident, owned) if resident.remote else (owned,):
-            way_s = policy.expect(costs, layer, way, self._now_s)
+            way_s = policy.expect(costs, layer, way, self._now_s, self._n_sequences)
             if way_s < best_s:
                 best, best_s = way, way_s
         if self._explores is None or layer < self._explores:
             return best
         other = owned if best is here else here
-        excess_s = policy.expect(costs, layer, other, self._now_s) - best_s
+        excess_s = policy.expect(costs, layer, other, self._now_s, self._n_sequences) - best_s
         is_unknown = (
             not policy.cost.local.is_known
             if other is here

@@ -128,6 +128,7 @@ class ForwardPass(Generic[T]):
         self._now = policy.cost.now
         self._planner: Planner | None = None
         self._takes = takes
+        self._n_parts = len(parts)
         self._n_used = model.n_expert_used
         self._routing = Routing()
         self._steps: Generator[ExpertCall, F32, list[F32]] = model.forward_batch(
@@ -151,7 +152,7 @@ class ForwardPass(Generic[T]):
         `routing` is a snapshot taken on the trio side right before: Members must not be touched from this thread.
         `finish` makes the routed output, f32 [T, n_embd], of the RemoteLayer returned before; None otherwise.
         """
-        planner = self._planner = self._planner or self._policy.begin()
+        planner = self._planner = self._planner or self._policy.begin(self._n_parts)
         self._routing = routing
         routed = self._routed if finish is None else finish()
         self._routed = None

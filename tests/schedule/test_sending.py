@@ -73,7 +73,7 @@ class Bench:
         return self
 
     def plan(self, ids: np.ndarray[tuple[int, int], np.dtype[np.int32]] = ROW) -> DispatchPlan | None:
-        return self.policy.begin().plan(EVEN_ODD, 1, ids)
+        return self.policy.begin(1).plan(EVEN_ODD, 1, ids)
 
 
 def n_remote(plan: DispatchPlan | None) -> int:
@@ -84,7 +84,7 @@ def n_remote(plan: DispatchPlan | None) -> int:
 def test_what_is_in_memory_does_not_wait_for_a_network(rtt_s: float) -> None:
     bench = Bench().learn(workers_s=(rtt_s, rtt_s)).warm(*range(N_EXPERT))
     assert bench.plan() is None
-    assert bench.policy.begin().fuses(EVEN_ODD, 1)
+    assert bench.policy.begin(1).fuses(EVEN_ODD, 1)
 
 
 def test_a_near_worker_is_sooner_than_a_disk_and_a_far_one_is_not() -> None:
@@ -104,7 +104,7 @@ def test_what_is_in_memory_stays_and_the_rest_travels() -> None:
 def test_a_slow_machine_sends_what_it_holds() -> None:
     bench = Bench().learn(pair_s=0.01, workers_s=(0.003, 0.003)).warm(*range(N_EXPERT))
     assert n_remote(bench.plan()) == K
-    assert not bench.policy.begin().fuses(EVEN_ODD, 1)
+    assert not bench.policy.begin(1).fuses(EVEN_ODD, 1)
 
 
 def test_many_rows_are_weighed_like_one() -> None:
@@ -121,7 +121,7 @@ def test_a_wait_counts_less_while_others_compute() -> None:
 
 
 def test_nobody_is_asked_where_nobody_holds_anything() -> None:
-    planner = Bench().policy.begin()
+    planner = Bench().policy.begin(1)
     assert planner.fuses(Routing(), 0)
     assert planner.plan(Routing(), 0, ROW) is None
 
@@ -152,7 +152,7 @@ def run(bench: Bench, took: Callable[[DispatchPlan | None], float], n_passes: in
     """Passes of which each layer takes what it takes; how many layers were sent, and the time."""
     n_sent, started_s = 0, bench.now_s
     for _ in range(n_passes):
-        planner, began_s = bench.policy.begin(), bench.now_s
+        planner, began_s = bench.policy.begin(1), bench.now_s
         for layer in range(N_LAYER):
             plan = None
             if not planner.fuses(EVEN_ODD, layer):
@@ -217,7 +217,7 @@ BOTH = routing_of(set(range(N_EXPERT)), set(range(N_EXPERT)))
 
 
 def owners_chosen(policy: object, ids: np.ndarray[tuple[int, int], np.dtype[np.int32]] = ROW) -> set[int]:
-    plan = policy.begin().plan(BOTH, 0, ids)  # type: ignore[attr-defined]
+    plan = policy.begin(1).plan(BOTH, 0, ids)  # type: ignore[attr-defined]
     return {index for index, _ in plan.remote}
 
 
@@ -250,7 +250,7 @@ def test_an_expert_with_one_holder_has_no_second() -> None:
 def test_deciding_takes_microseconds() -> None:
     """A bound that a loaded machine keeps, too: 20 us are wanted, about that was measured (docs/decisions/0030)."""
     bench = Bench(replace(NO_EXPLORING)).learn(workers_s=(0.01, 0.01)).warm(*range(N_EXPERT))
-    planner = bench.policy.begin()
+    planner = bench.policy.begin(1)
     least_s = float("inf")
     for _ in range(300):
         started_s = time.perf_counter()
