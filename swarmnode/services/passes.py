@@ -38,6 +38,8 @@ class Rows:
     """Logits wanted, of the last tokens: 0, 1 or all."""
     take: Callable[[F32], Any]
     account: Account
+    tentative: bool = False
+    """See Part: `take` has to accept what it keeps."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Passes:
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
         """See PassRunner. Raises what `Model.forward_batch` raises; whatever workers do, the rows are right."""
         counts = self._demand is not None and self._demand.wants_pass()
-        parts = [Part(item.slot, item.tokens, item.n_out) for item in rows]
+        parts = [Part(item.slot, item.tokens, item.n_out, item.tentative) for item in rows]
         forward = ForwardPass(self._model, self._bank, parts, [item.take for item in rows], counts=counts)
         account = StepAccount([AccountedRows(item.account, len(item.tokens), item.n_out) for item in rows])
         values, compute_s = await self._advance(forward, account, counts)
