@@ -3,9 +3,11 @@
     python -m benchmarks.speculation [--model FILE.gguf] [--rtt 0,40] [--tokens N] [--rounds N] [--workers N]
 
 Peer: the same answers without guesses, in turns with them. `known`: a text, what the model answers to it, and the text
-again, so that the answer is guessed from what came the first time if the model repeats it; `new`: a text that does not
-repeat itself. The bundled model knows the first by heart, and does not repeat lists. Times are from an answer's first
-token to its last. `local`: no worker is asked. Exit code 1 if any answer differs from its peer, or if the known text at
+again, so that the answer is guessed from what came the first time if the model repeats it; `partly`: the same with a
+text to which it says something else the second time, with phrases of the first; `new`: a text that does not repeat
+itself. The bundled model knows the first by heart, and does not repeat lists. Times are from an answer's first token
+to its last. `local`: no worker is asked. The last line: what taking guesses back costs at the real sizes, beside a copy
+of the recurrent states there and back. Exit code 1 if any answer differs from its peer, or if the known text at
 the longest RTT is less than 1.6 times as fast.
 """
 
@@ -17,19 +19,27 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import trio
 
 from swarmnode.cli.bench_figures import Plan
 from swarmnode.cli.bench_local import Bench, open_bench
 from swarmnode.cli.bench_swarm import NETWORK, BenchSwarm, measured_rtt_ms, open_swarm
 from swarmnode.cli.common import config_of, default_secret
-from swarmnode.config import Folders, Speculate
+from swarmnode.compute import ggml
+from swarmnode.compute.devices import Device
+from swarmnode.compute.tensors import WeightSet
+from swarmnode.config import EngineConfig, Folders, Speculate
+from swarmnode.models.qwen35moe import Qwen35Moe
+from swarmnode.models.replay import CoreReplay
 from swarmnode.models.sampling import SamplingParams
+from swarmnode.models.state import SlotStates
 from swarmnode.net.delay_proxy import LOOPBACK
 from swarmnode.node.backbone import BackboneOptions, loaded
 from swarmnode.node.common import open_compute
@@ -39,9 +49,12 @@ from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.index import ModelIndex
 
 KNOWN = "On account of the bequest of the late Ezekiah Hopkins, of"
+PARTLY = "My dear fellow, said Sherlock Holmes as we sat on either side of the fire in his lodgings at Baker Street,"
 NEW = "We are ready to"
 MIN_RATIO = 1.6
 DEADLINE_MS = 30_000
+REAL_LAYERS = 48
+COPIES = 8
 MODES: tuple[Speculate, ...] = ("never", "always", "auto")
 
 
@@ -108,7 +121,9 @@ async def measure(options: argparse.Namespace) -> bool:
                 open_swarm(bench, backbone_options, device.info, folder) as swarm,
             ):
                 await swarm.join(plan)
-                return await compare(bench, swarm, plan)
+                is_good = await compare(bench, swarm, plan)
+                print(await gate.run(partial(accept_costs, index, device)))
+                return is_good
 
 
 def plan_of(options: argparse.Namespace, model: Path) -> Plan:
@@ -134,9 +149,10 @@ async def compare(bench: Bench, swarm: BenchSwarm, plan: Plan) -> bool:
     """All settings in turns, printed."""
     engine = swarm.backbone.engine
     encode = engine.tokenizer.encode
-    known = encode(KNOWN)
-    repeated = [*known, *(await answer(bench.alone, known, plan.decode_tokens)).tokens, *known]
-    prompts = {"known": repeated, "new": encode(NEW)}
+    prompts = {"new": encode(NEW)}
+    for name, text in (("known", KNOWN), ("partly", PARTLY)):
+        tokens = encode(text)
+        prompts[name] = [*tokens, *(await answer(bench.alone, tokens, plan.decode_tokens)).tokens, *tokens]
     settings = [
         Setting(rtt_ms, text, mode) for rtt_ms in (None, *plan.rtts_ms) for text in prompts for mode in MODES
     ]
@@ -161,7 +177,7 @@ def report(runs: dict[Setting, list[Run]], measured: dict[float, float], plan: P
         f"{plan.decode_tokens} tokens; load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores"
     )
     print(
-        "RTT ms  measured  text   guesses  ms/token  ratio  drafted  accepted  tokens/pass  layers remote"
+        "RTT ms  measured  text    guesses  ms/token  ratio  drafted  accepted  tokens/pass  layers remote"
         "  rounds/token  same"
     )
     is_good = True
@@ -178,7 +194,7 @@ def report(runs: dict[Setting, list[Run]], measured: dict[float, float], plan: P
             else f"{setting.rtt_ms:6g}  {measured[setting.rtt_ms]:8.1f}"
         )
         print(
-            f"{place}  {setting.text:5}  {setting.mode:7}  {figures(taken, n_layer, ratio)}  {'yes' if same else 'NO'}"
+            f"{place}  {setting.text:6}  {setting.mode:7}  {figures(taken, n_layer, ratio)}  {'yes' if same else 'NO'}"
         )
     return is_good
 
@@ -201,6 +217,54 @@ def figures(taken: Sequence[Run], n_layer: int, ratio: float) -> str:
         f"{1e3 * median_s(taken) / n_tokens:8.2f}  {ratio:5.2f}  {drafted / len(taken):7.1f}  {share}  "
         f"{n_tokens / n_passes:11.2f}  {f'{remote / n_passes:.3g}/{n_layer}':>13}  {remote / n_tokens:12.2f}"
     )
+
+
+def accept_costs(index: ModelIndex, device: Device) -> str:
+    """Milliseconds of `accept` with the recurrent layers of a 122B model, and of copies of their states."""
+    architecture = Qwen35Moe()
+    recurrent = tuple((layer + 1) % 4 != 0 for layer in range(REAL_LAYERS))
+    hparams = replace(
+        architecture.read_hparams(index),
+        n_layer=REAL_LAYERS,
+        recurrent=recurrent,
+        ssm_d_conv=4,
+        ssm_d_state=128,
+        ssm_n_group=16,
+        ssm_dt_rank=64,
+    )
+    layers = [layer for layer, is_recurrent in enumerate(recurrent) if is_recurrent]
+    states = SlotStates(device, architecture, hparams, n_slots=1, n_ctx=256, n_ubatch=1)
+    weights = WeightSet(device)
+    for layer in layers:
+        weights.state(f"blk.{layer}.ssm_conv1d.weight", ggml.F32, (4, hparams.ssm_n_channels))
+    replay = CoreReplay(device, architecture, hparams, weights, states)
+    try:
+        n_most = EngineConfig().draft_tokens + 1
+        shapes = architecture.step_shapes(hparams, 0).into
+        inputs = tuple(np.zeros((n_most, *reversed(ne)), np.float32) for ne in shapes)
+        kept = dict.fromkeys(layers, inputs)
+        times = {n: _median_ms(partial(replay.run, 0, kept, n)) for n in (1, n_most // 2, n_most)}
+        n_bytes = sum(array.nbytes for array in inputs)
+        copies_ms = _median_ms(lambda: states.write_recurrent(0, states.read_recurrent(0)))
+        told = ", ".join(f"{n} tokens {ms:.0f} ms" for n, ms in times.items())
+        return (
+            f"at the real sizes ({len(layers)} recurrent layers): accepting {told}, of inputs of "
+            f"{len(layers) * n_bytes / 1e6:.1f} MB for {n_most}; copying {states.recurrent_bytes / 1e6:.1f} MB of "
+            f"states there and back {copies_ms:.0f} ms"
+        )
+    finally:
+        replay.close()
+        weights.close()
+        states.close()
+
+
+def _median_ms(function: Callable[[], None]) -> float:
+    times_ms = []
+    for _ in range(COPIES):
+        started_s = time.perf_counter()
+        function()
+        times_ms.append(1e3 * (time.perf_counter() - started_s))
+    return statistics.median(times_ms[1:])
 
 
 def main() -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import click
 import trio
@@ -32,6 +34,7 @@ from swarmnode.cli.common import (
 )
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.config import Speculate
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.services.reports import (
@@ -71,6 +74,13 @@ from swarmnode.services.reports import (
 @click.option(
     "--deadline-ms", type=click.IntRange(1, 60_000), help="Longest wait for one layer's remote rows."
 )
+@click.option(
+    "--speculate",
+    type=click.Choice(get_args(Speculate)),
+    default="auto",
+    show_default=True,
+    help="Try out guessed tokens; auto: where steps wait for workers. Answers are the same.",
+)
 @compute_options
 @network_option
 @secret_option
@@ -89,6 +99,7 @@ def command(
     exact: bool,
     q8: bool,
     deadline_ms: int | None,
+    speculate: Speculate,
     device: str | None,
     threads: int,
     network: str | None,
@@ -105,6 +116,7 @@ def command(
     set_up_logging(verbose)
     folders = folders_of(home)
     member = membership_of(bootstrap, network, secret_file, folders)
+    config = config_of(threads, deadline_ms)
     options = BackboneOptions(
         folders=folders,
         network=member.network,
@@ -114,7 +126,7 @@ def command(
         listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
         allowed=allowed_of(allow),
         device=device,
-        config=config_of(threads, deadline_ms),
+        config=replace(config, engine=replace(config.engine, speculate=speculate)),
         model=model,
         api=parse_host_port(api, 8790),
         form=_form_of(exact, q8),
