@@ -269,6 +269,20 @@ async def test_cancelled_in_the_middle_it_leaves_the_prompt(
     assert again.done.cached_tokens > 0
 
 
+async def test_a_worker_killed_between_two_drafts(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompts(9)[7]
+    async with open_speculating(tiny_model, tmp_path / "never", "never") as swarm:
+        plain = await ask(swarm, prompt)
+    guess_from(plain.tokens, monkeypatch, 0.2)
+    async with open_speculating(tiny_model, tmp_path, "always") as swarm:
+        worker = await swarm.join(ALL_BYTES)
+        guessed = await ask(swarm, prompt, on_token=lambda n: worker.kill() if n == 8 else None)
+    assert guessed.tokens == plain.tokens
+    assert 0 < guessed.done.account.remote < guessed.done.account.pairs
+
+
 # -- when
 
 
