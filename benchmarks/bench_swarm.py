@@ -75,7 +75,12 @@ class BenchSwarm:
 
 @asynccontextmanager
 async def open_bench_swarm(
-    model: Path, folder: Path, n_threads: int, forms: tuple[WireForm, ...], watch: Stopwatch
+    model: Path,
+    folder: Path,
+    n_threads: int,
+    forms: tuple[WireForm, ...],
+    watch: Stopwatch,
+    n_slots: int = 1,
 ) -> AsyncIterator[BenchSwarm]:
     """Load the model and listen on loopback; every process is ended on leaving."""
     base = Config()
@@ -90,7 +95,7 @@ async def open_bench_swarm(
         listen=("127.0.0.1", 0),
         config=config,
         n_ctx=1024,
-        n_slots=1,
+        n_slots=n_slots,
     )
     key = NodeKey.load_or_create(options.folders.key_file)
     with ModelIndex.open(model) as index:
@@ -114,7 +119,7 @@ async def open_bench_swarm(
                 compute,
                 Members(loaded_model.n_expert, dispatch, trio.current_time),
                 backbone.engine.passes.remote,
-                n_slots=1,
+                n_slots=n_slots,
                 chunk_tokens=config.models.n_ubatch,
             )
             await nursery.start(alone.run)

@@ -132,6 +132,21 @@ class DispatchConfig:
     after 320."""
     probe_backoff_max_s: float = 32.0
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
+    refusals_in_a_row: int = 3
+    """A worker whose last so many requests brought nothing, be it only `busy`, is out until it answers a probe."""
+    suspect_max_s: float = 256.0
+    """A worker that let requests down gets no rows for probe_tick_s, twice that the next time, ... at most this:
+    one that answers probes and no work then costs deadline_s every four minutes."""
+    forgiven_after: int = 64
+    """Requests answered in a row after which the next pause begins at probe_tick_s again: more than the layers of a
+    model, or letting down one layer of every token would be forgiven before the next."""
+    rebuild_s: float = 0.5
+    """Least time between two new routings, 10 ms of trio's thread each with many workers. What is lost meanwhile is
+    local at once."""
+    announce_burst: int = 16
+    """Announcements that a node may make at once; then announces_per_s. A worker that fetches 300 MB over a LAN makes
+    ten of them, each when a run of experts is there."""
+    announces_per_s: float = 1.0
 
     def share_deadline_s(self, n_pairs: int, n_bytes: int) -> float:
         """Longest wait for a share: max(deadline_s, n_pairs * deadline_per_pair_s + n_bytes / deadline_bytes_per_s),
@@ -550,7 +565,8 @@ class NodeApiConfig:
     max_body_bytes: int = 256 * KIB
     """Of a request: 4,096 ranges in JSON are 100 KB."""
     max_shards: int = 8
-    """Shards sent at a time; more are refused with status 429."""
+    """Shards sent at a time; more are refused with status 429. A place is lost as a connection is
+    (WireConfig.min_progress_bytes_per_s)."""
     shard_piece_bytes: int = 128 * KIB
     """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (25 us)."""
     beside_rows_per_s: float = 120e6

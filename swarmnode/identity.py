@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from swarmnode.errors import StoreError, UsageError
+from swarmnode.state_file import read_private
 
 NODE_ID_BYTES = 32
 NODE_ID_CHARS = 52
@@ -171,12 +172,10 @@ def _publish(temporary: Path, path: Path) -> None:
 
 def _read_key_file(path: Path) -> Ed25519PrivateKey:
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_KEY_FILE_BYTES)
+        data, is_private = read_private(path, MAX_KEY_FILE_BYTES)
     except OSError as error:
         raise StoreError(f"cannot read the node key {path}: {error.strerror}") from error
-    if os.name == "posix" and mode & 0o077:
+    if not is_private:
         raise StoreError(f"the node key {path} can be read by others; run: chmod 600 {path}")
     try:
         private = load_pem_private_key(data, password=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 from typing import Any, cast
 
 import trio
@@ -11,10 +12,17 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.config import Sockets
 from hypercorn.trio import serve as hypercorn_serve
 from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 
 from swarmnode.config import ApiConfig
 
 log = logging.getLogger(__name__)
+
+HANG_UP = "swarmnode.hang_up"
+"""An extension in a request's scope: an async function that ends its connection, also while `send` waits in a shield.
+
+What Hypercorn calls when an application has ended, it does while ours has not: what waits to be sent is dropped.
+"""
 
 CAN_TIME_OUT = hasattr(socket, "TCP_USER_TIMEOUT")
 """Linux and Android. Elsewhere a client that stalls keeps its connection, and one piece of its answer, for ever."""
@@ -42,8 +50,17 @@ async def run(
     config.include_server_header = False
     # Starlette's and Hypercorn's types of the same ASGI callable differ.
     await hypercorn_serve(
-        cast(Any, app), config, shutdown_trigger=trio.sleep_forever, task_status=_Started(task_status)
+        cast(Any, partial(_with_hang_up, app)),
+        config,
+        shutdown_trigger=trio.sleep_forever,
+        task_status=_Started(task_status),
     )
+
+
+async def _with_hang_up(app: Starlette, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        scope["extensions"][HANG_UP] = partial(send, cast(Any, None))
+    await app(scope, receive, send)
 
 
 class _OneSocket(HypercornConfig):

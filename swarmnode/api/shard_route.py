@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from swarmnode.api.answers import refusal
 from swarmnode.api.byte_range import is_fresh, parse_range
 from swarmnode.api.node_forms import is_model
+from swarmnode.api.serve import HANG_UP
 from swarmnode.config import Config
 from swarmnode.errors import UsageError
 from swarmnode.services.runners import Runner
@@ -43,6 +45,30 @@ class _Shard:
     etag: str
 
 
+class Taking:
+    """How much a client has taken, and how long it was waited for meanwhile."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._waited_s = 0.0
+        self._since_s: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Only while something waited for the client: what a shard rests beside rows is none of its doing."""
+        return self._waited_s + (0.0 if self._since_s is None else trio.current_time() - self._since_s)
+
+    @contextmanager
+    def piece(self, n_bytes: int) -> Iterator[None]:
+        """Around the sending of a piece."""
+        self._since_s = trio.current_time()
+        try:
+            yield
+        finally:
+            self._waited_s, self._since_s = self.waited_s, None
+        self.n_bytes += n_bytes
+
+
 class ShardRoute:
     """Serves the shards of one model. `names`: what the model is called beside its id."""
 
@@ -63,6 +89,8 @@ class ShardRoute:
         self._config = config.node_api
         self._rows_recent_s = config.store.rows_recent_s
         self._stalled_s = config.api.stalled_s
+        self._interval_s = config.wire.ping_interval_s
+        self._min_bytes_per_s = config.wire.min_progress_bytes_per_s
         self._rows_at_s = rows_at_s
         self._due_s = -math.inf
         """When the next piece of all shards may leave, while rows travel."""
@@ -83,7 +111,8 @@ class ShardRoute:
             return refusal(404, problem, code="no_such_experts")
         ranges = [ExpertRange(layer, experts.start, len(experts)) for layer in layers]
         shard = await self._threads.run(partial(_shard_of, self._manifest, ranges))
-        return self._respond(request.headers, shard, _file_name(layers, experts))
+        is_asking = request.method == "HEAD"
+        return self._respond(request.headers, shard, _file_name(layers, experts), is_asking)
 
     def _missing(self, layers: range, experts: range) -> str:
         """What of these the model does not have; "" if it has all. Never looks at a layer above its last."""
@@ -94,7 +123,8 @@ class ShardRoute:
             return f"not all of these layers have routed experts; layers {min(known)} to {max(known)} do"
         return ""
 
-    def _respond(self, headers: Mapping[str, str], shard: _Shard, name: str) -> Response:
+    def _respond(self, headers: Mapping[str, str], shard: _Shard, name: str, is_asking: bool) -> Response:
+        """`is_asking`: for the headers only, which takes no place."""
         n_bytes = shard.layout.n_bytes
         common = {"etag": shard.etag, "accept-ranges": "bytes"}
         if is_fresh(headers.get("if-none-match", ""), shard.etag):
@@ -106,7 +136,7 @@ class ShardRoute:
             except UsageError as error:
                 missing = common | {"content-range": f"bytes */{n_bytes}"}
                 return refusal(416, str(error), code="range_not_satisfiable", headers=missing)
-        if self.n_sending >= self._config.max_shards:
+        if self.n_sending >= self._config.max_shards and not is_asking:
             message = (
                 f"{self._config.max_shards} shards are being sent already; try again in {RETRY_AFTER_S} s"
             )
@@ -116,17 +146,30 @@ class ShardRoute:
         common["content-disposition"] = f'attachment; filename="{name}"'
         return _ShardResponse(self, shard.layout, range(n_bytes) if wanted is None else wanted, common)
 
-    async def send_pieces(self, layout: ShardLayout, wanted: range, send: Send) -> None:
+    async def send_pieces(self, layout: ShardLayout, wanted: range, send: Send, taking: Taking) -> None:
         """The bytes of a body, each piece read when the one before has left; ends early if nobody takes them."""
         step = self._config.shard_piece_bytes
         for start in range(wanted.start, wanted.stop, step):
             stop = min(start + step, wanted.stop)
             await self._make_room(stop - start)
             piece = await self._threads.run(partial(layout.read, self._source, start, stop))
-            with trio.move_on_after(self._stalled_s) as scope:
+            with trio.move_on_after(self._stalled_s) as scope, taking.piece(stop - start):
                 await send({"type": "http.response.body", "body": piece, "more_body": stop < wanted.stop})
             if scope.cancelled_caught:
                 log.info("a client that takes nothing of its shard is disconnected")
+                return
+
+    async def wait_for_crawling(self, taking: Taking) -> None:
+        """Until a client takes less than WireConfig.min_progress_bytes_per_s over two ping intervals.
+
+        It must have been waited for in half of that time: the last piece of a fast one says nothing about its speed.
+        """
+        while True:
+            n_bytes, waited_s = taking.n_bytes, taking.waited_s
+            await trio.sleep(2 * self._interval_s)
+            late_s = taking.waited_s - waited_s
+            if late_s >= self._interval_s and taking.n_bytes - n_bytes < late_s * self._min_bytes_per_s:
+                log.info("a client that takes next to nothing of its shard is disconnected")
                 return
 
     async def _make_room(self, n_bytes: int) -> None:
@@ -163,12 +206,20 @@ class _ShardResponse(Response):
         self._route.n_sending += 1
         try:
             await send(start)
+            taking = Taking()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
-                await self._route.send_pieces(self._layout, self._wanted, send)
+                nursery.start_soon(self._hang_up_on_a_crawler, taking, scope, nursery.cancel_scope)
+                await self._route.send_pieces(self._layout, self._wanted, send, taking)
                 nursery.cancel_scope.cancel()
         finally:
             self._route.n_sending -= 1
+
+    async def _hang_up_on_a_crawler(self, taking: Taking, request: Scope, sending: trio.CancelScope) -> None:
+        await self._route.wait_for_crawling(taking)
+        if hang_up := request.get("extensions", {}).get(HANG_UP):
+            await hang_up()
+        sending.cancel()
 
 
 def _shard_of(manifest: Manifest, ranges: list[ExpertRange]) -> _Shard:

@@ -63,7 +63,7 @@ from swarmnode.services.reports import (
     "--context", type=click.IntRange(1), default=4096, show_default=True, help="Tokens a conversation holds."
 )
 @click.option(
-    "--slots", type=click.IntRange(1, 64), default=2, show_default=True, help="Conversations at a time."
+    "--slots", type=click.IntRange(1, 64), default=4, show_default=True, help="Conversations at a time."
 )
 @click.option(
     "--exact", is_flag=True, help="f32 rows, one row back per expert: bit-equal, up to 16 times the bytes."
@@ -182,8 +182,11 @@ class _Face:
         say(
             f"model {manifest.name}: {experts} experts, {format_bytes(routed)}, id {manifest.model_id.hex()[:16]}"
         )
+        say(f"device {event.device.name} ({event.device.description})")
         say(
-            f"device {event.device.name} ({event.device.description}), state {format_bytes(event.state_bytes)}"
+            f"{event.n_slots} conversations of {event.n_ctx} tokens at a time, "
+            f"{format_bytes(event.state_bytes // event.n_slots)} each; "
+            f"at most {format_bytes(event.checkpoint_bytes)} to go on from"
         )
         for address in event.addresses:
             say(f"swarm {address}")

@@ -77,7 +77,7 @@ def choose() -> Library:
     if wanted == BUILT_IN:
         return built_in()
     if wanted:
-        return _explicit(Path(wanted).expanduser().absolute())
+        return _explicit(_folder(wanted))
     found = _llama_cpp_folder()
     return built_in() if found is None else _automatic(found)
 
@@ -94,6 +94,13 @@ def importable(library: Library) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(place)
+
+
+def _folder(wanted: str) -> Path:
+    try:
+        return Path(wanted).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # no such user; no current folder any more
+        raise DeviceError(f"{VARIABLE}={wanted}: {error}; give the folder's full path") from error
 
 
 def _explicit(folder: Path) -> Library:

@@ -1,7 +1,8 @@
-"""`python -m swarmnode.compute.library_check PACKAGE NEWER_THAN`: does this libggml do what swarmnode asks of it?
+"""`python -m swarmnode.compute.library_check REPORT PACKAGE NEWER_THAN`: does this libggml do what we ask of it?
 
-Runs in a process of its own (library_trial.py), because what it looks for may end in a crash or an abort.
-Each step is said before it is taken. PACKAGE is a folder with ggml-python's files and `lib` (library_store.py).
+Runs in a process of its own (library_trial.py), because what it looks for may end in a crash or an abort. Each step is
+said before it is taken, in the file REPORT, as standard output is the library's. PACKAGE is a folder with ggml-python's
+files and `lib` (library_store.py).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from swarmnode.compute import library
 from swarmnode.compute.library_store import library_file
-from swarmnode.compute.library_trial import FIRST_STAGE
+from swarmnode.compute.library_trial import DONE, FIRST_STAGE
 
 TYPES = {
     "f32": (0, 1, 4),
@@ -35,22 +36,35 @@ TYPES = {
 """Number, values in a block, bytes of a block: a part of the GGUF format, so a library with others is broken."""
 
 
-def tell(**facts: object) -> None:
-    """One line for the process that waits."""
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
+class Tell(Protocol):
+    """Says something to the process that waits; what was said before still holds."""
+
+    def __call__(self, **facts: object) -> None: ...
 
 
-def main(package: Path, newer_than: str) -> None:
+def main(report: Path, package: Path, newer_than: str) -> None:
     """Check and tell; what is raised here is told by the exit code and the last line of standard error."""
+    with report.open("a", encoding="ascii") as file:
+
+        def tell(**facts: object) -> None:
+            file.write(json.dumps(facts) + "\n")
+            file.flush()
+
+        check(tell, package, newer_than)
+
+
+def check(tell: Tell, package: Path, newer_than: str) -> None:
+    """All steps, from reading the version to the numbers."""
     tell(stage=FIRST_STAGE)
     version = plain_version(package / "lib")
     tell(version=version)
     if newer_than and not _number(version) > _number(newer_than):
-        tell(stage="done", older=True)
+        tell(stage=DONE, older=True)
         return
     if not version:
-        tell(stage="done", refused="it has no ggml_version(): older than ggml 0.9")
+        is_ggml = _function(package / "lib", "ggml_init") is not None
+        reason = "it has no ggml_version(): older than ggml 0.9" if is_ggml else "it is no ggml"
+        tell(stage=DONE, refused=reason)
         return
     tell(stage="loading it")
     try:
@@ -58,25 +72,36 @@ def main(package: Path, newer_than: str) -> None:
         from swarmnode.compute import ggml
     except (AttributeError, RuntimeError, OSError) as error:  # a missing function, a missing file
         missing = f"it lacks the function {error.name}" if isinstance(error, AttributeError) else str(error)
-        tell(stage="done", refused=_tidy(missing))
+        tell(stage=DONE, refused=_tidy(missing))
         return
     tell(stage="comparing its structs and types")
     wrong = next(layout_faults(ggml.api), "")
-    tell(stage="done", refused=f"ggml {version}: {wrong}") if wrong else _compute()
+    if wrong:
+        tell(stage=DONE, refused=f"ggml {version}: {wrong}")
+    else:
+        _compute(tell)
 
 
 def plain_version(folder: Path) -> str:
     """ggml_version() without the bindings; empty if there is no such function. OSError if it does not load."""
-    for name in ("ggml-base", "ggml-cpu", "ggml"):  # in the order in which they need each other
-        path = library_file(folder, name)
+    function = _function(folder, "ggml_version")
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    text: bytes = function() or b""
+    return text.decode("ascii", "replace")[:40]
+
+
+def _function(folder: Path, name: str) -> Any:
+    """The first library's function of that name, None if none has it. OSError if they do not load."""
+    for library_name in ("ggml-base", "ggml-cpu", "ggml"):  # in the order in which they need each other
+        path = library_file(folder, library_name)
         if path is None:
-            raise OSError(f"{folder} has no lib{name}")
+            raise OSError(f"{folder} has no lib{library_name}")
         loaded = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-        if hasattr(loaded, "ggml_version"):
-            loaded.ggml_version.restype = ctypes.c_char_p
-            text: bytes = loaded.ggml_version() or b""
-            return text.decode("ascii", "replace")[:40]
-    return ""
+        if hasattr(loaded, name):
+            return getattr(loaded, name)
+    return None
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -157,7 +182,7 @@ def _threadpool_faults(api: Any) -> Iterator[str]:
         yield "ggml_threadpool_params has another layout"
 
 
-def _compute() -> None:
+def _compute(tell: Tell) -> None:
     from swarmnode.compute.devices import open_device
     from swarmnode.compute.library_samples import compute_samples, depends_on_company
     from swarmnode.compute.self_test import check_device
@@ -168,7 +193,7 @@ def _compute() -> None:
     report = check_device(device, max_rows=16)
     if not report.passed:
         worst = min(report.results, key=lambda result: result.min_cosine - result.threshold)
-        tell(stage="done", refused=f"{worst.weights} experts are wrong: cosine {worst.min_cosine:.6f}")
+        tell(stage=DONE, refused=f"{worst.weights} experts are wrong: cosine {worst.min_cosine:.6f}")
         return
     tell(stage="computing every op")
     samples = compute_samples(device)
@@ -176,8 +201,8 @@ def _compute() -> None:
     tell(inexact=depends_on_company(device))
     device.close()
     numbers = {name: base64.b64encode(values.tobytes()).decode() for name, values in samples.items()}
-    tell(stage="done", numbers=numbers)
+    tell(stage=DONE, numbers=numbers)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -24,8 +24,9 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 
-from swarmnode.compute.library_trial import Verdict, difference, try_library
+from swarmnode.compute.library_trial import Verdict, checked, difference, try_library
 from swarmnode.errors import DeviceError, StoreError
+from swarmnode.state_file import read_small, replace_small
 
 CHECK_VERSION = 1
 """Counts changes of the check: verdicts of an older one are not believed."""
@@ -33,6 +34,7 @@ UNUSED_S = 86_400.0
 """What nobody has started with for so long is removed: until then it may be another machine's, or be in the making."""
 
 _VERDICT, _VERDICT_NEWER = "verdict.json", "verdict-newer.json"
+_MAX_VERDICT_BYTES = 16_384
 _KEPT = ("ggml", _VERDICT, _VERDICT_NEWER)
 _GONE = "gone-"
 _BINDINGS = ("__init__.py", "ggml.py")
@@ -158,16 +160,14 @@ def _facts(folder: Path) -> list[tuple[str, int, int]]:
 def _read(path: Path) -> Verdict | None:
     """None also for a file that is not a verdict: then the check is made again."""
     try:
-        return Verdict(**json.loads(path.read_text()))
+        return Verdict(**checked(json.loads(read_small(path, _MAX_VERDICT_BYTES)), Verdict))
     except (OSError, ValueError, TypeError):
         return None
 
 
 def _write(path: Path, verdict: Verdict) -> None:
-    draft = path.with_suffix(f".{os.getpid()}")
     try:
-        draft.write_text(json.dumps(asdict(verdict)))
-        draft.replace(path)
+        replace_small(path, json.dumps(asdict(verdict)).encode(), sync=False)
     except OSError as error:
         raise StoreError(f"{path} could not be written: {error}") from error
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from swarmnode.config import GossipConfig
 from swarmnode.errors import ProtocolError
 from swarmnode.gossip import anti_entropy, bodies
+from swarmnode.gossip.asking import Asking
 from swarmnode.gossip.overlay import Overlay, Peer
 from swarmnode.gossip.own import OwnRecords
 from swarmnode.gossip.rates import Dice, TokenBucket
@@ -120,11 +121,8 @@ class GossipCore:
         self._own = OwnRecords(key, network_bytes, config, incarnation, rng)
         self._overlay = Overlay(config, rng)
         self._output: list[Outgoing] = []
-        self._asked: dict[bytes, tuple[NodeId, float]] = {}
-        """Whom we asked last for a record, and when."""
+        self._asking = Asking(config, self._overlay, self._hear, self._want)
         self._tellable: set[NodeId] = set()
-        self._askable: set[NodeId] = set()
-        self._checks = TokenBucket(config.all_checks_per_s, config.all_checks_burst, -math.inf)
         self._work = TokenBucket(config.all_work_per_s, config.all_work_burst, -math.inf)
         self._upkeep_s = -math.inf
         self._sync_s = math.inf
@@ -176,7 +174,7 @@ class GossipCore:
             return
         known = self._overlay.add(peer, now_s)
         known.sync_s = now_s + self._config.first_sync_s * self._rng.random()
-        self._trim_offers()
+        self._asking.joined()
         self.table.pin(peer, True)
         self._upkeep_s = -math.inf
 
@@ -185,9 +183,8 @@ class GossipCore:
         gone = self._overlay.remove(peer)
         if gone is None:
             return
-        self._release(gone)
+        self._asking.left(gone)
         self._tellable.discard(peer)
-        self._askable.discard(peer)
         self.table.pin(peer, False)
 
     def slept(self, asleep_s: float) -> None:
@@ -206,7 +203,7 @@ class GossipCore:
         if now_s < self._upkeep_s:
             return
         self._upkeep_s = now_s + UPKEEP_S
-        self._ask_all(now_s)
+        self._asking.ask_all(now_s)
         self._keep_links(now_s)
         self._compare_due(now_s)
 
@@ -220,9 +217,7 @@ class GossipCore:
             for record_id in again:
                 self._note_pending(peer, record_id, now_s)
         elif isinstance(sent.message, GossipWant):
-            self._release(peer, keep_offers=True)
-            peer.next_ask_s = now_s + self._config.request_timeout_s  # meanwhile others are asked
-            self._ask_all(now_s)
+            self._asking.failed(peer, now_s)
         elif isinstance(sent.message, GossipDigest):
             peer.comparing = False
             peer.sync_s = now_s + self._config.request_timeout_s
@@ -248,7 +243,7 @@ class GossipCore:
             peer.linked = peer.ours = sent.message.scope != "none"
             self._tell_own(peer, now_s)
         elif isinstance(sent.message, GossipWant):
-            self._release(peer, keep_offers=True)  # busy: it is asked again, as others may be
+            self._asking.refused(peer)
         else:
             peer.next_link_s = now_s + self._config.link_retry_s
             self.failed(sent, now_s)
@@ -354,30 +349,11 @@ class GossipCore:
     # -- hearing and asking
 
     def _hear_offers(self, peer: Peer, offers: list[bodies.Offer], now_s: float) -> None:
-        room = self._most_offers() - len(peer.offers)
-        for record_id, age in offers:
+        for record_id, _ in offers:
             peer.pending.pop(record_id, None)
-            if self._hear(peer, record_id, age, now_s) or age == AGE_UNIT or room <= 0:
-                continue
-            room -= record_id not in peer.offers
-            peer.offers[record_id] = age
+        self._asking.offered(peer, offers, now_s)
         if not peer.pending:
             self._tellable.discard(peer.node_id)
-        if peer.offers:
-            self._askable.add(peer.node_id)
-            self._ask(peer, now_s)
-
-    def _most_offers(self) -> int:
-        """Ids that are kept of one peer: an even share of all."""
-        share = max(c.MAX_GOSSIP_IDS, self._config.all_offers // len(self._overlay))
-        return min(self._config.max_offers, share)
-
-    def _trim_offers(self) -> None:
-        """One more peer makes the shares smaller. The latest ids go: the first ones are asked for first."""
-        most = self._most_offers()
-        for peer in self._overlay:
-            while len(peer.offers) > most:
-                peer.offers.popitem()
 
     def _hear(self, peer: Peer, record_id: bytes, age: int, now_s: float) -> bool:
         """Whether we know the record; wrong ages are set right, here and at neighbours."""
@@ -389,71 +365,18 @@ class GossipCore:
             self._note_pending(peer, record_id, now_s)
         return heard is not Heard.UNKNOWN
 
-    def _ask_all(self, now_s: float) -> None:
-        if not self._askable:
-            return
-        share = max(1, int(self._checks.left(now_s)) // len(self._askable))
-        for node_id in list(self._askable):
-            peer = self._overlay.get(node_id)
-            if peer is not None:
-                self._ask(peer, now_s, share)
-
-    def _ask(self, peer: Peer, now_s: float, share: int = 0) -> None:
-        """Want what the peer offers and nobody else was asked for just now, as many as we may check.
-
-        Half of what we may check for all together goes to who comes first, the other half in even shares.
-        """
-        if peer.wanted is not None or now_s < peer.next_ask_s:
-            return
-        left = int(self._checks.left(now_s))
-        most = min(left, max(share, left - self._config.all_checks_burst // 2))
-        most = min(c.MAX_GOSSIP_WANTED, most, int(peer.checks.left(now_s)))
-        patient_s = now_s - self._config.patience_s
-        wanted: list[bytes] = []
-        for record_id in list(peer.offers):
-            if len(wanted) >= most:
-                break
-            if self._hear(peer, record_id, peer.offers[record_id], now_s):
-                del peer.offers[record_id]
-            elif record_id not in self._asked or self._asked[record_id][1] <= patient_s:
-                wanted.append(record_id)
-        if not peer.offers:
-            self._askable.discard(peer.node_id)
-        if not wanted:
-            return
-        peer.checks.take(len(wanted), now_s)
-        self._checks.take(len(wanted), now_s)
-        peer.wanted = tuple(wanted)
-        for record_id in wanted:
-            self._asked[record_id] = (peer.node_id, now_s)
-        self._send(peer, GossipWant(), b"".join(wanted))
-
-    def _release(self, peer: Peer, keep_offers: bool = False) -> tuple[bytes, ...]:
-        """The peer's GossipWant is over, either way: others may be asked. What was wanted."""
-        wanted, peer.wanted = peer.wanted or (), None
-        for record_id in wanted:
-            if record_id in self._asked and self._asked[record_id][0] == peer.node_id:
-                del self._asked[record_id]
-            if not keep_offers:
-                peer.offers.pop(record_id, None)
-        return wanted
+    def _want(self, peer: Peer, ids: bytes) -> None:
+        self._send(peer, GossipWant(), ids)
 
     def _receive_records(self, peer: Peer, body: bytes | memoryview, now_s: float) -> None:
-        offers = {record_id: peer.offers.get(record_id, 0) for record_id in peer.wanted or ()}
-        missing = set(self._release(peer))
+        missing = self._asking.take_wanted(peer)
         records = bodies.read_records_untrusted(body)
         for age, data in records:
             envelope = self._reader.read_envelope_untrusted(data)
-            if envelope.id not in missing:
+            if missing.pop(envelope.id, None) is None:
                 raise ProtocolError("bad_gossip", "a record that was not asked for")
-            missing.discard(envelope.id)
             self._take(peer, envelope, age, now_s)
-        if records:  # what did not fit is asked for again; an empty answer has nothing more
-            for record_id in missing:
-                peer.offers[record_id] = offers[record_id]
-        if peer.offers:
-            self._askable.add(peer.node_id)
-            self._ask(peer, now_s)
+        self._asking.answered(peer, missing if records else {}, now_s)  # an empty answer has nothing more
 
     def _take(self, peer: Peer, envelope: Envelope, age: int, now_s: float) -> None:
         verdict = self.table.judge(envelope)

@@ -19,7 +19,6 @@ class Peer:
     """A node with an open connection, and what is under way with it."""
 
     __slots__ = (
-        "asking",
         "checks",
         "comparing",
         "linked",

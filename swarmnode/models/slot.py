@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
-from swarmnode.errors import DeviceError
+from swarmnode.errors import NotFiniteError
 from swarmnode.models.base import Checkpoint, F32Array
 
 
@@ -57,12 +57,12 @@ class Slot:
         self.checkpoints.clear()  # cells behind them may hold NaN, which no mask hides
 
 
-def not_finite(first: int, last: int) -> DeviceError:
+def not_finite(first: int, last: int) -> NotFiniteError:
     """The error for NaN or infinity in layers first..last: mat-muls of quantised weights turn them into zeros, and the
     zeros into an answer that looks like one.
     """
     layers = f"layer {last}" if first == last else f"layers {first} to {last}"
-    return DeviceError(
+    return NotFiniteError(
         f"the model's numbers are not finite in {layers}: the file is damaged (compare its checksum), or "
-        "the layer before got a wrong answer from its experts"
+        "a layer before got a wrong answer from its experts"
     )

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeId
+from swarmnode.state_file import read_small
 
 MAX_LIST_BYTES = 1024 * 1024
 
@@ -15,7 +16,10 @@ T = TypeVar("T")
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a list file. Raises UsageError naming `what`, the file and the reason."""
+    """The text of a list that somebody named, which may be a pipe: `--bootstrap <(pass show list)`.
+
+    Raises UsageError naming `what`, the file and the reason.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_LIST_BYTES + 1)
@@ -23,6 +27,19 @@ def read_text(path: Path, what: str) -> str:
         raise UsageError(f"cannot read {what} {path}: {error.strerror}") from error
     if len(data) > MAX_LIST_BYTES:
         raise UsageError(f"{what} {path} is over 1 MiB")
+    return _decoded(data, path, what)
+
+
+def read_kept(path: Path, what: str) -> str:
+    """The text of a list that this node wrote itself. Waits for nothing; raises as `read_text`."""
+    try:
+        data = read_small(path, MAX_LIST_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {what} {path}: {error.strerror}") from error
+    return _decoded(data, path, what)
+
+
+def _decoded(data: bytes, path: Path, what: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING
 from swarmnode.config import BootstrapConfig
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.list_file import MAX_LIST_BYTES, parse_entries, read_text
+from swarmnode.net.list_file import MAX_LIST_BYTES, parse_entries, read_kept
+from swarmnode.state_file import replace_small
 
 if TYPE_CHECKING:
     import dns.resolver
@@ -119,7 +119,7 @@ def _fetch(source: str, cache: Path, config: BootstrapConfig, fetch: Fetch) -> R
 def _from_cache(source: str, cache: Path, problem: str) -> RemoteList:
     path = _copy_path(source, cache)
     try:
-        peers = _parse(read_text(path, "the copy"), source)
+        peers = _parse(read_kept(path, "the copy"), source)
     except UsageError:
         return RemoteList(source, (), problem, is_usable=False)
     return RemoteList(source, peers, f"{problem}; its last good copy is used")
@@ -136,11 +136,4 @@ def _copy_path(source: str, cache: Path) -> Path:
 def _keep(path: Path, text: str) -> None:
     """Best effort: a cache folder that cannot be written is no reason not to start."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        replace_small(path, text.encode(), sync=False)

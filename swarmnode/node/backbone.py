@@ -116,7 +116,7 @@ def assemble_backbone(
         config=config.engine,
         demand=demand,
     )
-    seeder = Seeder(index, manifest, members, threads, prober.watch)
+    seeder = Seeder(index, manifest, members, threads, prober.watch, config.dispatch, trio.current_time)
     state = SwarmState(manifest, members, options.form, config.dispatch)
     return Backbone(manifest, members, prober, seeder, engine, state, demand)
 
@@ -162,8 +162,22 @@ async def _serve_model(
             app = _app(backbone, index, options.config.api, node_api_of(backbone, index, options, key, token))
             stalled_s = options.config.api.stalled_s
             await nursery.start(partial(api_serve.run, stalled_s=stalled_s), app, api_listener)
-            report(Ready(manifest, model.state_bytes, device.info, places, _url(api_listener)))
+            report(_ready(options, manifest, model, device.info, places, _url(api_listener)))
             task_status.started()
+
+
+def _ready(
+    options: BackboneOptions,
+    manifest: Manifest,
+    model: Model,
+    device: DeviceInfo,
+    places: tuple[PeerAddress, ...],
+    api_url: str,
+) -> Ready:
+    kept_bytes = options.config.engine.checkpoint_bytes
+    return Ready(
+        manifest, model.state_bytes, options.n_slots, options.n_ctx, kept_bytes, device, places, api_url
+    )
 
 
 async def start_backbone(

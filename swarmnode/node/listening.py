@@ -16,11 +16,14 @@ from swarmnode.net.links import Handlers, serve
 from swarmnode.net.peer import OnPeer
 from swarmnode.net.transport import Transport
 from swarmnode.node.common import NodeOptions
+from swarmnode.state_file import read_small, replace_small
 from swarmnode.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
-MAX_PORT = 65_535
+MIN_PORT, MAX_PORT = 1024, 65_535
+"""A system that is asked for any port gives none below."""
+MAX_PORT_FILE_BYTES = 16
 
 
 async def listen_for_nodes(
@@ -60,14 +63,15 @@ async def listen_for_nodes(
 def _read(path: Path) -> int | None:
     """The port in the file, None if there is none: whatever is wrong with it, another port does as well."""
     try:
-        port = int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        text = read_small(path, MAX_PORT_FILE_BYTES).strip()
+    except OSError:
         return None
-    return port if 0 < port <= MAX_PORT else None
+    port = int(text) if text.isdigit() else 0
+    return port if MIN_PORT <= port <= MAX_PORT else None
 
 
 def _write(path: Path, port: int) -> None:
     try:
-        path.write_text(f"{port}\n", encoding="ascii")
+        replace_small(path, b"%d\n" % port)
     except OSError as error:
         log.warning("the next start will listen elsewhere: %s cannot be written: %s", path, error.strerror)

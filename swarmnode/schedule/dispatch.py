@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -60,23 +61,80 @@ class DispatchPlan:
 def build_routing(view: SwarmView, n_expert: int) -> Routing:
     """Give every held expert one owner, evening out how many experts each worker answers for.
 
-    Experts with the fewest holders are given first, each to the holder with the fewest so far; ties go to the
-    earlier worker, so equal views give equal routings.
+    Experts with the fewest holders are given first (then by layer and number), each to the holder with the fewest so
+    far; ties go to the earlier worker, so equal views give equal routings.
     """
-    holders: dict[tuple[int, int], list[int]] = {}
-    for index, worker in enumerate(view.workers):
-        for layer, experts in worker.holdings.items():
-            for expert in experts:
-                if 0 <= expert < n_expert:
-                    holders.setdefault((layer, expert), []).append(index)
+    if not view.workers:
+        return Routing()
+    n_layer = max(len(worker.table) for worker in view.workers)
+    tables = np.zeros((len(view.workers), n_layer, n_expert), np.bool_)
+    for mine, worker in zip(tables, view.workers, strict=True):
+        table = worker.table[:, :n_expert]
+        mine[: table.shape[0], : table.shape[1]] = table
+    held = tables.reshape(len(view.workers), -1)
+    n_holders = held.view(np.uint8).sum(0, dtype=np.uint16)
+    owners = np.full(n_layer * n_expert, LOCAL, np.int32)
+    alone = np.flatnonzero(n_holders == 1)
+    owners[alone] = held[:, alone].argmax(0)
+    given = np.bincount(owners[alone], minlength=len(view.workers))
+    order = np.argsort(n_holders, kind="stable")
+    shared = order[np.searchsorted(n_holders[order], 2) :]
+    # A holder set is a number with a bit a worker, the first one's lowest: any number of workers in one operation.
+    bits = np.packbits(held, axis=0, bitorder="little")[:, shared].T.tobytes()
+    size = -(-len(view.workers) // 8)
+    sets = [int.from_bytes(bits[at : at + size], "little") for at in range(0, len(bits), size)]
+    owners[shared] = _give(sets, given.tolist())
+    by_layer = owners.reshape(n_layer, n_expert)
+    remote = np.flatnonzero((by_layer != LOCAL).any(1))
+    return Routing(view.workers, {layer: by_layer[layer] for layer in remote.tolist()})
+
+
+def without(routing: Routing, lost: Mapping[int, Mapping[int, frozenset[int]]]) -> Routing:
+    """The same, with what some workers (by index) lost made local: cheaper than a new one, until there is one.
+
+    `lost[index]`: what that worker still holds.
+    """
     owners: dict[int, I32] = {}
-    given = [0] * len(view.workers)
-    for (layer, expert), candidates in sorted(holders.items(), key=lambda item: (len(item[1]), item[0])):
-        owner = min(candidates, key=lambda index: (given[index], index))
-        given[owner] += 1
-        table = owners.setdefault(layer, np.full(n_expert, LOCAL, np.int32))
-        table[expert] = owner
-    return Routing(view.workers, owners)
+    for layer, table in routing.owners.items():
+        left = table
+        for index, holdings in lost.items():
+            gone = left == index
+            gone[[expert for expert in holdings.get(layer, ()) if expert < len(gone)]] = False
+            left = np.where(gone, np.int32(LOCAL), left)
+        if (left != LOCAL).any():
+            owners[layer] = left
+    return Routing(routing.workers, owners)
+
+
+def _give(sets: list[int], given: list[int]) -> list[int]:
+    """The owner for each set of holders in turn: of those given the fewest so far, the first."""
+    levels: dict[int, int] = {}
+    """Who has been given so many, as a set."""
+    for index, count in enumerate(given):
+        levels[count] = levels.get(count, 0) | 1 << index
+    counts = sorted(levels)
+    owners: list[int] = []
+    for holders, equal in groupby(sets):
+        n_left = sum(1 for _ in equal)
+        while n_left:
+            place = 0
+            while not (fewest := levels[counts[place]] & holders):
+                place += 1
+            count, chosen = counts[place], 0
+            while fewest and n_left:  # all of them are given one more before any is given two
+                first = fewest & -fewest
+                owners.append(first.bit_length() - 1)
+                fewest ^= first
+                chosen |= first
+                n_left -= 1
+            if count + 1 not in levels:
+                levels[count + 1] = 0
+                counts.insert(place + 1, count + 1)
+            levels[count + 1] |= chosen
+            levels[count] ^= chosen
+            if not levels[count]:
+                del levels[count], counts[place]
+    return owners
 
 
 def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:

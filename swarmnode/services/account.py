@@ -111,6 +111,11 @@ class StepAccount:
         """The entry of one worker, made when it is new. Its pairs are counted by `answered`."""
         return self._workers.setdefault(name, WorkerShare())
 
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """The workers whose rows were used."""
+        return tuple(self._by_worker)
+
     def answered(self, name: str, pair_rows: npt.NDArray[np.int64], n_rows: int) -> None:
         """A worker answered pairs of these rows (one entry a pair) of a layer of `n_rows` rows."""
         self.worker(name).pairs += len(pair_rows)

@@ -11,9 +11,7 @@ Unix seconds by this machine's clock. The clock only orders: a wrong one makes a
 from __future__ import annotations
 
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +23,9 @@ from swarmnode.config import AddressBookConfig
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.identity import NodeId
 from swarmnode.net.address import PeerAddress
-from swarmnode.net.list_file import read_text
+from swarmnode.net.list_file import read_kept
 from swarmnode.services.runners import Runner
+from swarmnode.state_file import replace_small
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +142,7 @@ def load_book(path: Path, config: AddressBookConfig) -> AddressBook:
     if not path.exists():
         return AddressBook(config)
     try:
-        return AddressBook.decode(read_text(path, "the address book"), config)
+        return AddressBook.decode(read_kept(path, "the address book"), config)
     except UsageError as error:
         log.warning("the peers met in earlier runs are forgotten: %s: %s", path, error)
         return AddressBook(config)
@@ -152,16 +151,7 @@ def load_book(path: Path, config: AddressBookConfig) -> AddressBook:
 def save_book(path: Path, text: str) -> None:
     """Replace the file at once: whoever reads it, or crashes, sees the old or the new one. Raises StoreError."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        replace_small(path, text.encode())
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
 

@@ -5,11 +5,11 @@ Without it a restarted node's first record would be older than its last one, and
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from swarmnode.errors import StoreError
 from swarmnode.gossip.records import MAX_INCARNATION
+from swarmnode.state_file import read_small, replace_small
 
 _MAX_FILE_BYTES = 32
 
@@ -28,22 +28,15 @@ def next_incarnation(path: Path, wall_s: float) -> int:
 
 def store_incarnation(path: Path, incarnation: int) -> None:
     """Write it, whole or not at all. Blocks. StoreError if that cannot be."""
-    temporary = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="ascii") as file:
-            file.write(f"{incarnation}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_small(path, b"%d\n" % incarnation)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}; choose another: --home DIR") from error
 
 
 def _stored(path: Path) -> int:
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES).strip()
+        text = read_small(path, _MAX_FILE_BYTES).strip()
     except OSError:
         return 0
     if not text.isdigit():

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 
 from swarmnode.errors import StoreError
+from swarmnode.state_file import read_private
 
 TOKEN_BYTES = 32
 MAX_TOKEN_FILE_BYTES = 4096
@@ -40,12 +41,10 @@ def _create(path: Path) -> None:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_TOKEN_FILE_BYTES)
+        data, is_private = read_private(path, MAX_TOKEN_FILE_BYTES)
     except OSError as error:
         raise StoreError(f"cannot read the token {path}: {error.strerror}") from error
-    if os.name == "posix" and mode & 0o077:
+    if not is_private:
         raise StoreError(f"the token {path} can be read by others; run: chmod 600 {path}")
     text = data.decode("ascii", "replace").strip()
     if _TOKEN.fullmatch(text) is None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.compute.bank import ExpertBank
+from swarmnode.errors import NotFiniteError
 from swarmnode.models.base import Model, Part
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.demand import DemandWatch
@@ -85,7 +86,13 @@ class Passes:
         parts = [Part(item.slot, item.tokens, item.n_out, item.tentative) for item in rows]
         forward = ForwardPass(self._model, self._bank, parts, [item.take for item in rows], counts=counts)
         account = StepAccount([AccountedRows(item.account, len(item.tokens), item.n_out) for item in rows])
-        values, compute_s = await self._advance(forward, account, counts)
+        try:
+            values, compute_s = await self._advance(forward, account, counts)
+        except NotFiniteError as error:
+            if not account.helpers:
+                raise
+            message = f"{error}; or one of these workers, which computed rows of the pass: "
+            raise NotFiniteError(message + ", ".join(account.helpers)) from error
         account.divide(self._model.n_layer, self._model.n_expert_used)
         if counts and self._demand is not None:
             self._demand.count(forward.chosen, forward.unmet)
@@ -98,18 +105,20 @@ class Passes:
         routing, workers = self._members.routing()
         result, compute_s = await self._compute.run(partial(_timed, partial(forward.advance, routing)))
         while not isinstance(result, Finished):
-            finish = None
+            pending, finish = None, None
             if isinstance(result, RemoteLayer):
                 pending = await self.remote.layer(result, workers, account)
                 finish = pending.finish
             routing, workers = self._members.routing()
             advance = partial(forward.advance, routing, finish)
-            result, spent_s = await self._compute.run(partial(_timed, advance))
+            try:
+                result, spent_s = await self._compute.run(partial(_timed, advance))
+            finally:  # who was found lying is not forgotten because the pass failed
+                if pending is not None:
+                    pending.settle()
             compute_s += spent_s
-            if finish is not None:
-                pending.settle()
-                if counts:
-                    forward.unmet += pending.unmet
+            if pending is not None and counts:
+                forward.unmet += pending.unmet
         return result.values, compute_s
 
 

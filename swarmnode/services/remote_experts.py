@@ -31,12 +31,19 @@ from swarmnode.services.forward import (
     share_rows,
     share_weights,
 )
+from swarmnode.services.magnitudes import Magnitudes
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.encodings import ROW_ENCODINGS, row_bytes, spoken_encoding
 from swarmnode.wire.messages import Experts, Rows
-from swarmnode.wire.tensors import encode_pairs, encode_rows_or_f32, parse_rows_body_untrusted
+from swarmnode.wire.tensors import (
+    as_travelled,
+    check_reply_encoding,
+    encode_pairs,
+    encode_rows_or_f32,
+    parse_rows_body_untrusted,
+)
 
 F32: TypeAlias = npt.NDArray[np.float32]
 
@@ -69,10 +76,14 @@ EXACT = WireForm("experts", "f32")
 
 @dataclass(eq=False)
 class _Answer:
-    """A worker's rows for a share. `audit` (0 to 1, or None for no audit) says which row is recomputed before use."""
+    """A worker's rows for a share, whose rows were `sent` in that encoding.
+
+    `audit` (0 to 1, or None for no audit) says which row is recomputed before use.
+    """
 
     worker: Worker
     share: Share
+    sent: str
     values: F32
     audit: float | None
 
@@ -86,6 +97,8 @@ class _Request:
     deadline_at_s: float
     entry: WorkerShare
     asked: Asked | None = None
+    sent: str = ""
+    """The encoding of its rows, once they are encoded."""
 
 
 class _RowBytes:
@@ -121,6 +134,7 @@ class PendingLayer:
         bank: ExpertBank,
         members: Members,
         account: StepAccount,
+        magnitudes: Magnitudes,
         *,
         exact: bool,
         max_row_error: float,
@@ -129,6 +143,7 @@ class PendingLayer:
         self._bank = bank
         self._members = members
         self._account = account
+        self._magnitudes = magnitudes
         self._exact = exact
         self._max_row_error = max_row_error
         self._combiner = Combiner(call, exact)
@@ -140,7 +155,10 @@ class PendingLayer:
 
     def add_local(self, share: Share) -> None:
         """Compute the backbone's own share. Compute thread."""
-        self._combiner.add(share, compute_share(self._bank, self._call, share, self._exact))
+        values = compute_share(self._bank, self._call, share, self._exact)
+        if not self._magnitudes.knows(self._call.layer):
+            self._magnitudes.learn(self._call.layer, values)
+        self._combiner.add(share, values)
 
     def finish(self) -> F32:
         """Audit, compute what nobody answered (or answered wrong), and sum: f32 [T, n_embd]. Compute thread.
@@ -148,7 +166,7 @@ class PendingLayer:
         Sums in the order of asking, not of arrival: equal swarms give equal bits.
         """
         for answer in self.answers:
-            if answer.audit is not None and not self._holds(answer, answer.audit):
+            if not all(self._holds(answer, position) for position in self._sample(answer)):
                 self._wrong.append(answer)
             else:
                 self._combiner.add(answer.share, answer.values)
@@ -172,10 +190,18 @@ class PendingLayer:
             reason = f"wrong rows for layer {self._call.layer}, found by recomputing"
             self._members.quarantine(answer.worker, reason)
 
-    def _holds(self, answer: _Answer, audit: float) -> bool:
-        """Recompute one row of the answer (exact form: one pair), drawn by `audit`, and compare."""
-        share = answer.share
-        position = int(audit * len(answer.values))
+    def _sample(self, answer: _Answer) -> set[int]:
+        """Which rows of an answer are recomputed: one drawn by `audit`, and the largest if it is suspiciously large."""
+        drawn = None if answer.audit is None else int(answer.audit * len(answer.values))
+        largest = self._magnitudes.suspicious_row(self._call.layer, answer.values)
+        return {position for position in (drawn, largest) if position is not None}
+
+    def _holds(self, answer: _Answer, position: int) -> bool:
+        """Recompute one row of the answer (exact form: one pair) from what was sent, and compare.
+
+        Eight bits of a row with one number far above all others are another row.
+        """
+        share, call = answer.share, self._call
         pairs = np.array([position]) if self._exact else np.flatnonzero(share.pair_row == position)
         sample = Share(
             share.flat[pairs],
@@ -183,7 +209,9 @@ class PendingLayer:
             np.zeros(len(pairs), np.int32),
             share.pair_expert[pairs],
         )
-        expected = compute_share(self._bank, self._call, sample, self._exact)
+        row = as_travelled(call.rows[sample.rows], answer.sent)
+        expected = compute_share(self._bank, call._replace(rows=row), sample, self._exact)
+        self._magnitudes.learn(call.layer, expected)
         return rows_agree(expected[0], answer.values[position], self._max_row_error)
 
 
@@ -207,6 +235,7 @@ class RemoteExperts:
         self._config = config
         self._form = form
         self._rng = rng or random.Random()
+        self._magnitudes = Magnitudes()
 
     async def layer(
         self, layer: RemoteLayer, workers: tuple[Worker, ...], account: StepAccount
@@ -218,6 +247,7 @@ class RemoteExperts:
             self._bank,
             self._members,
             account,
+            self._magnitudes,
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
@@ -301,7 +331,7 @@ class RemoteExperts:
             pending.failed.append(request.share)
             return
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
-        pending.answers.append(_Answer(worker, request.share, values, audit))
+        pending.answers.append(_Answer(worker, request.share, request.sent, values, audit))
         self._members.computed(worker, len(request.share.flat))
 
     async def _reply(self, rows: _RowBytes, request: _Request) -> F32:
@@ -312,6 +342,7 @@ class RemoteExperts:
             reply, reply_body = await request.asked.reply()
         if not isinstance(reply, Rows):
             raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
+        check_reply_encoding(reply, request.sent)
         share = request.share
         expected = len(share.flat) if self._form.exact else len(share.rows)
         values = parse_rows_body_untrusted(reply, reply_body, expected, rows.call.rows.shape[1])
@@ -322,6 +353,7 @@ class RemoteExperts:
         call, share = rows.call, request.share
         weights = None if self._form.exact else share_weights(call, share)
         encoding, data = rows.encoded(share, self._form.encoding, request.worker.peer.settings.encodings)
+        request.sent = encoding
         body = (data, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
         message = Experts(
             model=self._model_id,

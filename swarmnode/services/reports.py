@@ -93,6 +93,12 @@ class Ready:
 
     manifest: Manifest
     state_bytes: int
+    """Of all slots."""
+    n_slots: int
+    n_ctx: int
+    """Tokens a slot holds."""
+    checkpoint_bytes: int
+    """Most that checkpoints of conversations may take, on top."""
     device: DeviceInfo
     addresses: tuple[PeerAddress, ...]
     api_url: str

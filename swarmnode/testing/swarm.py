@@ -224,8 +224,9 @@ async def open_swarm(
     config: Config | None = None,
     latency_s: float = 0.0,
     n_ctx: int = 512,
+    n_slots: int = 2,
 ) -> AsyncIterator[Swarm]:
-    """A backbone of `model_path`, with room for two sequences of `n_ctx` tokens; no workers yet."""
+    """A backbone of `model_path`, with room for `n_slots` sequences of `n_ctx` tokens; no workers yet."""
     config = config or Config()
     config = replace(config, compute=replace(config.compute, n_threads=1, self_test_widths=(1, 64)))
     network = MemoryNetwork(latency_s=latency_s)
@@ -237,6 +238,7 @@ async def open_swarm(
         config=config,
         form=form,
         n_ctx=n_ctx,
+        n_slots=n_slots,
     )
     device = open_device("CPU", 1)
     with ModelIndex.open(model_path) as index:

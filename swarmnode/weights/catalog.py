@@ -59,7 +59,7 @@ def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ())
     """
     if name_or_path is None:
         return bundled_model()
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))  # no error for a user who is not there
     if path.is_file():
         return path
     folders = tuple(folders)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from swarmnode.errors import ModelFileError, ProtocolError, UnsupportedModelError
+from swarmnode.state_file import read_small
 from swarmnode.weights.disk import make_folder, replacing
 from swarmnode.weights.index import ModelIndex
-from swarmnode.weights.manifest import HASH_BYTES, LayerManifest, Manifest, kept_metadata
+from swarmnode.weights.manifest import HASH_BYTES, MAX_MANIFEST_BYTES, LayerManifest, Manifest, kept_metadata
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called on the calling thread with (bytes hashed, bytes in all)."""
@@ -139,7 +140,7 @@ def _identity(index: ModelIndex) -> str:
 
 def _load(path: Path) -> Manifest | None:
     try:
-        data = path.read_bytes()
+        data = read_small(path, HASH_BYTES + MAX_MANIFEST_BYTES)
     except OSError:
         return None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from swarmnode.services.engine import Engine
 from swarmnode.services.passes import Passes, Rows
 from swarmnode.testing.swarm import open_swarm
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
+from tests.api.kit import until
 
 MODEL = TinyModel(n_layer=2, n_expert=4, n_expert_used=2)
 ASK = {"prompt": "the cat", "max_tokens": 6, "temperature": 0}
@@ -46,12 +47,6 @@ def request(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(5):
-        while not condition():  # noqa: ASYNC110 - what happens in Hypercorn's tasks cannot wake us
-            await trio.sleep(0.01)
 
 
 async def test_a_socket_that_is_bound_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

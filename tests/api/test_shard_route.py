@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from swarmnode.api import serve
-from swarmnode.api.shard_route import LATE_S, ShardRoute
-from swarmnode.config import ApiConfig, Config, NodeApiConfig
+from swarmnode.api.serve import HANG_UP
+from swarmnode.api.shard_route import LATE_S, ShardRoute, Taking, _ShardResponse
+from swarmnode.config import ApiConfig, Config, NodeApiConfig, WireConfig
 from swarmnode.services.runners import Inline, Runner, Threads
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.hashing import build_manifest
@@ -27,6 +28,7 @@ from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.shard import ShardFile, write_shard
 from swarmnode.weights.shard_layout import ShardLayout
 from swarmnode.weights.slices import ExpertRange
+from tests.api.kit import until
 
 MODEL = TinyModel(
     n_layer=4, n_expert=6, n_expert_used=2, up_type="Q4_K", down_types=("Q6_K",), dense_layers=(0,)
@@ -39,10 +41,15 @@ CONFIG = NodeApiConfig(shard_piece_bytes=10_000)
 
 @contextmanager
 def opened(
-    folder: Path, model: TinyModel, threads: Runner, config: NodeApiConfig = CONFIG, stalled_s: float = 60.0
+    folder: Path,
+    model: TinyModel,
+    threads: Runner,
+    config: NodeApiConfig = CONFIG,
+    stalled_s: float = 60.0,
+    wire: WireConfig = WireConfig(),  # noqa: B008 - frozen
 ) -> Iterator[tuple[Starlette, ShardRoute, ModelIndex]]:
     with ModelIndex.open(write_tiny_gguf(folder / "tiny.gguf", model)) as index:
-        whole = replace(Config(), node_api=config, api=ApiConfig(stalled_s=stalled_s))
+        whole = replace(Config(), node_api=config, api=ApiConfig(stalled_s=stalled_s), wire=wire)
         route = ShardRoute(build_manifest(index), index, ("Tiny Random",), threads, whole, lambda: -math.inf)
         app = Starlette(routes=[Route("/api/models/{model:path}/expert-shard", route.answer)])
         yield app, route, index
@@ -158,8 +165,13 @@ async def test_wrong_requests(
 async def test_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
     async with open_client(tmp_path, replace(CONFIG, max_shards=0)) as client:
         answer = await client.get(URL, params=SOME)
+        head = await client.head(URL, params=SOME)
+        same = await client.get(URL, params=SOME, headers={"If-None-Match": head.headers["etag"]})
+        part = await client.head(URL, params=SOME, headers={"Range": "bytes=0-9"})
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0
+    assert (head.status_code, same.status_code, part.status_code) == (200, 304, 206), "no bytes, no place"
+    assert part.headers["content-length"] == "10"
 
 
 @pytest.mark.parametrize("n_shards", [1, 3])
@@ -179,7 +191,7 @@ async def test_shards_leave_room_for_rows(tmp_path: Path, n_shards: int) -> None
             began_s = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for _ in range(n_shards):
-                    nursery.start_soon(route.send_pieces, layout, wanted, receive)
+                    nursery.start_soon(route.send_pieces, layout, wanted, receive, Taking())
             took_s = trio.current_time() - began_s
             assert sum(sent) == n_shards * layout.n_bytes
             assert took_s == pytest.approx(
@@ -201,20 +213,101 @@ async def test_a_shard_that_was_held_up_catches_up_no_more_than_a_little(tmp_pat
         assert times_s[-1] - times_s[1] == pytest.approx(0.001 * (20 - LATE_S * 1000))
 
 
+RATE = WireConfig.min_progress_bytes_per_s
+INTERVAL_S = WireConfig.ping_interval_s
+
+
+@dataclass
+class Client:
+    """One that takes pieces as `takes` says."""
+
+    takes: Callable[[int], Awaitable[None]]
+    was_hung_up: bool = False
+    n_bytes: int = 0
+
+    async def ask(self, route: ShardRoute, layout: ShardLayout) -> None:
+        response = _ShardResponse(route, layout, range(layout.n_bytes), {})
+        scope = {"type": "http", "method": "GET", "extensions": {HANG_UP: self._hang_up}}
+        await response(scope, trio.sleep_forever, self._send)
+
+    async def _send(self, message: Any) -> None:
+        body = message.get("body", b"")
+        await self.takes(len(body))
+        self.n_bytes += len(body)
+
+    async def _hang_up(self) -> None:
+        self.was_hung_up = True
+
+
+def at(bytes_per_s: float) -> Callable[[int], Awaitable[None]]:
+    async def takes(n_bytes: int) -> None:
+        await trio.sleep(n_bytes / bytes_per_s)
+
+    return takes
+
+
+@pytest.mark.parametrize(
+    ("takes", "was_hung_up", "within_s"),
+    [
+        (at(1.1 * RATE), False, math.inf),
+        (at(0.9 * RATE), True, 2 * INTERVAL_S),
+        (at(1), True, 2 * INTERVAL_S),
+        (at(16_384 / 59), True, 2 * INTERVAL_S),
+    ],
+    ids=["slow enough", "too slow", "trickles", "a piece a minute"],
+)
+async def test_who_takes_next_to_nothing_gives_its_place_back(
+    tmp_path: Path, takes: Callable[[int], Awaitable[None]], was_hung_up: bool, within_s: float
+) -> None:
+    with opened(tmp_path, LARGE, Inline(), NodeApiConfig(shard_piece_bytes=16_384)) as (_, route, _):
+        layout = ShardLayout.of(route._manifest, [ExpertRange(0, 0, 4)])
+        client = Client(takes)
+        began_s = trio.current_time()
+        await client.ask(route, layout)
+        assert client.was_hung_up == was_hung_up
+        assert trio.current_time() - began_s <= within_s
+        assert (client.n_bytes == layout.n_bytes) != was_hung_up
+        assert route.n_sending == 0
+
+
+async def test_what_shards_rest_beside_rows_is_not_their_clients_doing(tmp_path: Path) -> None:
+    slow = NodeApiConfig(shard_piece_bytes=65_536, beside_rows_per_s=RATE / 4)
+    with opened(tmp_path, LARGE, Inline(), slow) as (_, route, _):
+        route._rows_at_s = partial(float, math.inf)
+        layout = ShardLayout.of(route._manifest, [ExpertRange(0, 0, 1)])
+        client = Client(at(4 * RATE))
+        began_s = trio.current_time()
+        await client.ask(route, layout)
+        assert not client.was_hung_up
+        assert trio.current_time() - began_s > 4 * INTERVAL_S
+
+
+async def test_who_took_fast_and_then_trickles_is_found(tmp_path: Path) -> None:
+    with opened(tmp_path, LARGE, Inline(), NodeApiConfig(shard_piece_bytes=16_384)) as (_, route, _):
+        layout = ShardLayout.of(route._manifest, [ExpertRange(0, 0, 4)])
+
+        async def takes(n_bytes: int) -> None:
+            await trio.sleep(n_bytes / (100 * RATE) if client.n_bytes < layout.n_bytes / 2 else 59.0)
+
+        client = Client(takes)
+        began_s = trio.current_time()
+        await client.ask(route, layout)
+        assert client.was_hung_up
+        assert trio.current_time() - began_s <= 4 * INTERVAL_S
+
+
 # -- over real sockets
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 - what happens in Hypercorn's tasks cannot wake us
-            await trio.sleep(0.01)
-
-
 @asynccontextmanager
-async def served(folder: Path, stalled_s: float) -> AsyncIterator[tuple[int, ShardRoute, list[int]]]:
+async def served(
+    folder: Path,
+    stalled_s: float,
+    wire: WireConfig = WireConfig(),  # noqa: B008 - frozen
+) -> AsyncIterator[tuple[int, ShardRoute, list[int]]]:
     """The port, the route, and the sizes of all pieces that were read."""
     read: list[int] = []
-    with opened(folder, LARGE, Threads(), NodeApiConfig(), stalled_s) as (app, route, index):
+    with opened(folder, LARGE, Threads(), NodeApiConfig(), stalled_s, wire) as (app, route, index):
 
         class Counting:
             def slab(self, layer: int, expert: int, kind: str) -> memoryview:
@@ -267,3 +360,38 @@ async def test_clients_that_do_not_take_it(tmp_path: Path, leaves: bool) -> None
                 await connection.aclose()
             await until(lambda: route.n_sending == 0)
         assert sum(read) < 40_000_000
+
+
+@pytest.mark.real_time
+async def test_a_client_that_trickles_is_hung_up_on(tmp_path: Path) -> None:
+    """It keeps the kernel's deadline from passing, and Hypercorn waits for it in a shield."""
+    wire = WireConfig(ping_interval_s=0.3, min_progress_bytes_per_s=1024 * 1024)
+    async with served(tmp_path, 60.0, wire) as (port, route, _):
+        connection = await trio.open_tcp_stream("127.0.0.1", port)
+        async with connection:
+            await connection.send_all(request(port))
+            with trio.fail_after(20), suppress(trio.BrokenResourceError):
+                while await connection.receive_some(100):
+                    await trio.sleep(0.01)
+                    if route.n_sending == 0:
+                        break
+            assert route.n_sending == 0
+        again = await trio.open_tcp_stream("127.0.0.1", port)
+        async with again:
+            await again.send_all(request(port))
+            assert (await again.receive_some(100)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.real_time
+async def test_a_client_that_is_fast_enough_is_not(tmp_path: Path) -> None:
+    wire = WireConfig(ping_interval_s=0.2, min_progress_bytes_per_s=512 * 1024)
+    async with served(tmp_path, 60.0, wire) as (port, _, _):
+        connection = await trio.open_tcp_stream("127.0.0.1", port)
+        async with connection:
+            await connection.send_all(request(port))
+            n_bytes = 0
+            while n_bytes < 12_000_000:
+                piece = await connection.receive_some(65_536)
+                assert piece
+                n_bytes += len(piece)
+                await trio.sleep(len(piece) / 6e6)

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -39,7 +40,12 @@ SHOW = (
     "print(json.dumps([used.origin, str(used.folder), ggml.version(), maps, 'llama_cpp' in sys.modules]))\n"
 )
 linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="reads /proc, compiles shared libraries as on Linux"
+    sys.platform != "linux",
+    reason="compiles or cuts .so files (macOS has .dylib, Windows .dll), or asks /proc what is loaded",
+)
+posix = pytest.mark.skipif(
+    os.name != "posix",
+    reason="Windows ends no process by a signal, and makes links only with a right of its own",
 )
 
 
@@ -112,7 +118,9 @@ def test_a_library_that_passes_is_used_and_checked_once(tmp_path: Path) -> None:
     verdict.write_text('{"refused": "what was kept is believed"}')
     refusal = python(SHOW, tmp_path, folder).stderr
     assert f"what was kept is believed (to check it again, delete {verdict})" in refusal
-    verdict.write_text("no verdict")
+    for nonsense in ("no verdict", '{"refused": 3}', "[]", '{"version": null}'):
+        verdict.write_text(nonsense)
+        assert library_store._read(verdict) is None
     assert shown(python(SHOW, tmp_path, folder))[0] == "SWARMNODE_GGML_LIB"
     verdict.write_text('{"refused": "of another file"}')
     os.utime(folder / "libggml.so", (1, 1))
@@ -141,14 +149,18 @@ def empty(folder: Path) -> Path:
             lambda folder: stubs(folder, 'char * ggml_version(void) { return "0.99.0"; }'),
             "lacks the function ggml_",
         ),
-        (lambda folder: stubs(folder, "int nothing;"), "no ggml_version"),
+        (lambda folder: stubs(folder, "int nothing;"), "it is no ggml"),
+        (
+            lambda folder: stubs(folder, "void ggml_init(void) {}"),
+            r"no ggml_version\(\): older than ggml 0.9",
+        ),
         (
             lambda folder: stubs(folder, "void abort(void); char * ggml_version(void) { abort(); }"),
             r"it crashed \(SIGABRT\) while reading its version",
         ),
         (lambda folder: patched(folder, b"\0q4_K\0", b"\0q4_X\0"), "tensor type 12 is b'q4_X'"),
     ],
-    ids=["empty", "missing", "truncated", "no functions", "no version", "aborts", "another type"],
+    ids=["empty", "missing", "truncated", "no functions", "no ggml", "no version", "aborts", "another type"],
 )
 def test_what_does_not_fit_is_an_error_in_words(
     tmp_path: Path, make: Callable[[Path], Path], why: str
@@ -159,6 +171,15 @@ def test_what_does_not_fit_is_an_error_in_words(
     assert done.stdout == ""
     assert re.search(rf"^swarmnode: SWARMNODE_GGML_LIB={tmp_path}/other: .*({why})", done.stderr)
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows guesses where another user's home is")
+def test_a_home_that_nobody_has_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "~nosuchuser/lib")
+    with pytest.raises(
+        DeviceError, match=r"^SWARMNODE_GGML_LIB=~nosuchuser/lib: .*; give the folder's full path"
+    ):
+        library.choose()
 
 
 @pytest.fixture
@@ -234,21 +255,23 @@ def test_what_dead_processes_left_is_removed_and_what_others_make_is_not(tmp_pat
 
 
 class Ending:
-    """In place of `subprocess.run`: processes that say these stages and end with this code."""
+    """In place of `run_check`: processes that say these stages and end with this code."""
 
     def __init__(self, code: int, *stages: str, error: str = "") -> None:
         self._said = "".join(json.dumps({"stage": stage}) + "\n" for stage in stages).encode()
         self._code = code
         self._error = error.encode()
 
-    def __call__(self, command: list[str], **_options: object) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.CompletedProcess(command, self._code, self._said, self._error)
+    def __call__(self, arguments: list[str], errors: Path) -> int:
+        Path(arguments[0]).write_bytes(self._said)
+        errors.write_bytes(self._error)
+        return self._code
 
 
 FIRST, LOADING, COMPUTING = "reading its version", "loading it", "computing every op"
 
 
-@linux
+@posix
 @pytest.mark.parametrize(
     ("ending", "why"),
     [
@@ -275,18 +298,104 @@ def test_a_death_that_says_nothing_about_the_library_is_not_kept(
         return try_library(package, newer_than)
 
     monkeypatch.setattr(library_store, "try_library", theirs_dies)
-    monkeypatch.setattr(subprocess, "run", ending)
+    monkeypatch.setattr(library_trial, "run_check", ending)
     with pytest.raises(DeviceError, match=why):
         library_store.verdict_on(tmp_path / "cache", folder)
     assert not list(tmp_path.rglob("verdict*"))
 
 
-@linux
+@posix
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGFPE"])
 @pytest.mark.parametrize("stage", [LOADING, COMPUTING])
 def test_a_crash_of_the_library_is_a_verdict(monkeypatch: pytest.MonkeyPatch, name: str, stage: str) -> None:
-    monkeypatch.setattr(subprocess, "run", Ending(-signal.Signals[name], FIRST, stage))
+    monkeypatch.setattr(library_trial, "run_check", Ending(-signal.Signals[name], FIRST, stage))
     assert try_library(OURS.parent).refused == f"it crashed ({name}) while {stage}"
+
+
+def package_with(tmp_path: Path, code: str) -> Path:
+    """A package of libraries compiled from a few lines of C, as the check gets it."""
+    return library_store.package_of(tmp_path / "cache", stubs(tmp_path / "other", code))
+
+
+SPAM = (
+    "int printf(const char *, ...); int fflush(void *); "
+    "char * ggml_version(void) { "
+    'printf("{\\"stage\\": [[[[\\n{\\"version\\": {}, \\"refused\\": null, \\"numbers\\": 3}\\n"); '
+    'fflush((void *)0); return "0.99.0"; }'
+)
+
+
+@linux
+def test_what_a_library_prints_is_not_what_its_check_says(tmp_path: Path) -> None:
+    assert re.fullmatch("it lacks the function ggml_.*", try_library(package_with(tmp_path, SPAM)).refused)
+
+
+CHILD = (
+    "#include <fcntl.h>\n#include <unistd.h>\n"
+    "char * ggml_version(void) { "
+    'write(open("FIFO", O_WRONLY), "x", 1); if (fork() == 0) { sleep(1000); _exit(0); } END }'
+)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [("_exit(3);", r"failed \(exit code 3\)"), ("sleep(1000); return 0;", "did not end within")],
+)
+def test_a_check_waits_for_no_child_of_the_library_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, why: str
+) -> None:
+    monkeypatch.setattr(library_trial, "TRIAL_S", 5.0)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        package = package_with(tmp_path, CHILD.replace("FIFO", str(fifo)).replace("END", end))
+        with pytest.raises(DeviceError, match=why):
+            try_library(package)
+        assert os.read(descriptor, 10) == b"x"
+        assert select.select([descriptor], [], [], 10)[0], "somebody still has the pipe open"
+        assert os.read(descriptor, 10) == b""
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"stage": ["done"]}',
+        b'{"version": {}}',
+        b'{"refused": null}',
+        b'{"older": 1}',
+        b'{"numbers": 3}',
+        b'{"numbers": {"a": 3}}',
+        b'{"numbers": {"a": "?"}}',
+        b'{"numbers": {"a": "AAA="}}',
+        b'{"whatever": 1}',
+        b'[["stage", "done"], 1]',
+        b'"done"',
+        b'{"stage": "do',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b" " * library_trial.MAX_REPORT_BYTES + b"{}",
+    ],
+    ids=lambda said: repr(said[:20]),
+)
+def test_a_report_that_makes_no_sense_is_an_error(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    def ends_well(arguments: list[str], errors: Path) -> int:
+        Path(arguments[0]).write_bytes(b'{"stage": "done"}\n' + said)
+        errors.touch()
+        return 0
+
+    monkeypatch.setattr(library_trial, "run_check", ends_well)
+    with pytest.raises(DeviceError, match="its check said what makes no sense"):
+        try_library(OURS.parent)
+
+
+def test_a_check_that_cannot_be_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(DeviceError, match=r"its check could not be run: .*No such file"):
+        try_library(OURS.parent)
 
 
 def test_a_check_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +437,7 @@ def test_llama_cpp_pythons_library_is_used_only_if_it_is_newer_and_fits(tmp_path
     assert "lacks the function ggml_" in done.stderr
 
 
-@linux
+@posix
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     done = python(SHOW, tmp_path, copied(tmp_path / "other"))

@@ -21,7 +21,7 @@ LEVELS = [
     {"weights"},
     {"wire", "compute"},
     {"identity"},
-    {"config", "errors"},
+    {"config", "errors", "state_file"},
 ]
 """Top to bottom; a room imports rooms below it. Rooms on one line do not import each other. `api` stands on
 `services` (it serves the engine's events), `schedule`, `models` and `gossip` on `weights` (expert ranges,

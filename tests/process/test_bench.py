@@ -56,7 +56,8 @@ async def test_a_swarm_at_two_distances(tmp_path: Path, temporary: Path) -> None
         (1, 20.0, 2),
     ]
     for row in measured["swarm"]:
-        assert 0 <= row["rounds_per_token"] == row["layers_remote"] <= row["layers_total"] == 4
+        assert row["rounds_per_token"] == pytest.approx(row["layers_remote"], abs=0.01)
+        assert 0 <= row["layers_remote"] <= row["layers_total"] == 4
         assert bool(row["layers_remote"]) == bool(row["pairs_remote"])
     alone, near, far = measured["swarm"][:2], measured["swarm"][2:4], measured["swarm"][4:]
     assert not any(row["layers_remote"] for row in alone)

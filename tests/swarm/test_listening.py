@@ -53,7 +53,23 @@ async def test_a_port_that_is_taken_is_replaced_and_forgotten(tmp_path: Path) ->
     assert await ports(network, tmp_path) == [second]
 
 
-@pytest.mark.parametrize("content", ["", "0", "-1", "65536", "9" * 100, "port", "\u00b2"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "0",
+        "-1",
+        "65536",
+        "9" * 100,
+        "port",
+        "\u00b2",
+        "5_7_9_0",
+        "+4790",
+        "1023",
+        "22",
+        20 * " " + "4790",
+    ],
+)
 async def test_a_file_that_names_no_port_does_no_harm(content: str, tmp_path: Path) -> None:
     kept = Folders.under(tmp_path).port_file
     kept.parent.mkdir(parents=True)

@@ -44,6 +44,11 @@ def test_name_or_its_beginning_is_enough(name: str, folder: Path) -> None:
     assert resolve_model(name, [folder]).name.endswith("-00001-of-00002.gguf")
 
 
+def test_a_home_that_nobody_has_is_an_unknown_name(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"~nosuchuser/x\.gguf is no file and no known model"):
+        resolve_model("~nosuchuser/x.gguf", [folder])
+
+
 def test_paths_to_files_parts_and_folders(folder: Path) -> None:
     part = folder / "UD-Q4_K_XL" / "Qwen3.5-122B-A10B-UD-Q4_K_XL-00002-of-00002.gguf"
     assert resolve_model(part) == part

@@ -1,0 +1,182 @@
+"""Many sequences at once: each answer is the one that it would have been alone (cases.md 11, 13, 15)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarmnode.models.sampling import SamplingParams
+from swarmnode.services.account import Account
+from swarmnode.services.engine import GenerateRequest, TokenEvent
+from swarmnode.services.passes import Rows
+from swarmnode.testing.swarm import Swarm, open_swarm
+from tests.swarm.conftest import ALL_BYTES
+
+N_TOKENS = 12
+PROMPTS = [[(7 * number + 3 * place) % 250 for place in range(1 + 5 * number % 70)] for number in range(64)]
+"""Of 1 to 70 tokens: prompts and answers share steps."""
+
+
+@asynccontextmanager
+async def watched(
+    model: Path, folder: Path, n_slots: int, n_workers: int = 0, latency_s: float = 0.0
+) -> AsyncIterator[tuple[Swarm, list[int]]]:
+    """A swarm, and how many sequences each step had."""
+    async with open_swarm(model, folder, n_slots=n_slots, latency_s=latency_s, n_ctx=1024) as swarm:
+        for _ in range(n_workers):
+            await swarm.join(ALL_BYTES // n_workers)
+        passes, widths = swarm.backbone.engine.passes, []
+        real = passes.run
+
+        async def run(rows: Sequence[Rows]) -> object:
+            widths.append(len(rows))
+            return await real(rows)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(passes, "run", run)
+            yield swarm, widths
+
+
+async def answers(
+    swarm: Swarm, prompts: Sequence[Sequence[int]], n_tokens: int = N_TOKENS
+) -> list[list[int]]:
+    """What all of them are answered, asked at once."""
+    found: dict[int, tuple[list[int], Account]] = {}
+
+    async def ask(number: int) -> None:
+        found[number] = await swarm.generate(prompts[number], n_tokens)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(len(prompts)):
+            nursery.start_soon(ask, number)
+    return [found[number][0] for number in range(len(prompts))]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """The answers to all prompts, one after another."""
+
+    async def run() -> list[list[int]]:
+        async with open_swarm(tiny_model, tmp_path_factory.mktemp("alone"), n_slots=1) as swarm:
+            return [(await swarm.generate(prompt, N_TOKENS))[0] for prompt in PROMPTS]
+
+    return trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("n_sequences", [2, 8, 64])
+async def test_each_answer_is_what_it_is_alone(
+    tiny_model: Path, tmp_path: Path, alone: list[list[int]], n_sequences: int
+) -> None:
+    """cases.md 15."""
+    async with watched(tiny_model, tmp_path, n_sequences) as (swarm, widths):
+        assert await answers(swarm, PROMPTS[:n_sequences]) == alone[:n_sequences]
+    assert max(widths) > n_sequences / 3, "they hardly shared any steps"
+
+
+async def test_with_workers_far_away_steps_take_turns(
+    tiny_model: Path, tmp_path: Path, alone: list[list[int]]
+) -> None:
+    async with watched(tiny_model, tmp_path, 8, n_workers=2, latency_s=0.02) as (swarm, widths):
+        assert await answers(swarm, PROMPTS[:8]) == alone[:8]
+        assert swarm.backbone.engine.batcher.times.n_steps > 1
+    assert 1 < sum(widths) / len(widths) < 8
+
+
+async def test_seeded_sampling_is_what_it_is_alone(tiny_model: Path, tmp_path: Path) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=7)
+
+    async def sampled(swarm: Swarm, number: int, into: dict[int, list[int]]) -> None:
+        job = GenerateRequest(PROMPTS[number], N_TOKENS, sampling)
+        async with aclosing(swarm.backbone.engine.generate(job)) as events:
+            into[number] = [event.token async for event in events if isinstance(event, TokenEvent)]
+
+    one_by_one: dict[int, list[int]] = {}
+    together: dict[int, list[int]] = {}
+    async with open_swarm(tiny_model, tmp_path, n_slots=8) as swarm:
+        for number in range(8):
+            await sampled(swarm, number, one_by_one)
+        async with trio.open_nursery() as nursery:
+            for number in reversed(range(8)):
+                nursery.start_soon(sampled, swarm, number, together)
+    assert together == one_by_one
+
+
+@pytest.mark.parametrize("at_token", [1, 2, 50])
+async def test_a_worker_killed_at_a_token_changes_no_answer(
+    tiny_model: Path, tmp_path: Path, at_token: int
+) -> None:
+    """cases.md 11, with several sequences in its steps."""
+    n_tokens = 60
+    async with open_swarm(tiny_model, tmp_path / "alone", n_slots=1) as swarm:
+        expected = [(await swarm.generate(prompt, n_tokens))[0] for prompt in PROMPTS[:4]]
+    async with watched(tiny_model, tmp_path, 4, n_workers=2) as (swarm, _):
+        worker = await swarm.join(ALL_BYTES // 2)
+        found: dict[int, list[int]] = {}
+
+        async def ask(number: int, on_token: Callable[[int], None] | None) -> None:
+            found[number] = (await swarm.generate(PROMPTS[number], n_tokens, on_token))[0]
+
+        def kill(count: int) -> None:
+            if count == at_token:
+                worker.kill()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(ask, number, kill if number == 0 else None)
+    assert [found[number] for number in range(4)] == expected
+
+
+@pytest.mark.parametrize("n_tokens", [100, pytest.param(500, marks=pytest.mark.slow)])
+async def test_workers_that_come_and_go_all_the_time_change_no_answer(
+    tiny_model: Path, tmp_path: Path, n_tokens: int
+) -> None:
+    async with open_swarm(tiny_model, tmp_path / "alone", n_slots=1, n_ctx=1024) as swarm:
+        expected = [(await swarm.generate(prompt, n_tokens))[0] for prompt in PROMPTS[:3]]
+    async with watched(tiny_model, tmp_path, 3, n_workers=1, latency_s=0.005) as (swarm, _):
+        remote = 0
+
+        async def come_and_go() -> None:
+            while True:
+                worker = await swarm.join(ALL_BYTES // 2, wait=False)
+                await trio.sleep(1.0)
+                worker.kill()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(come_and_go)
+            found = await answers(swarm, PROMPTS[:3], n_tokens)
+            nursery.cancel_scope.cancel()
+        remote = sum(worker.tally.pairs for worker in swarm.backbone.members.workers)
+    assert found == expected
+    assert remote > 0
+
+
+async def test_sixteen_sessions_of_which_some_read_slowly(
+    tiny_model: Path, tmp_path: Path, alone: list[list[int]]
+) -> None:
+    """cases.md 13: a slow reader holds up nobody, and loses nothing."""
+    async with watched(tiny_model, tmp_path, 16) as (swarm, _):
+        found: dict[int, list[int]] = {}
+        ended_s: dict[int, float] = {}
+
+        async def read(number: int, pause_s: float) -> None:
+            job = GenerateRequest(PROMPTS[number], N_TOKENS, SamplingParams(temperature=0.0))
+            found[number] = []
+            async with aclosing(swarm.backbone.engine.generate(job)) as events:
+                async for event in events:
+                    if isinstance(event, TokenEvent):
+                        found[number].append(event.token)
+                    await trio.sleep(pause_s)
+            ended_s[number] = trio.current_time()
+
+        started_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                nursery.start_soon(partial(read, number, 100.0 if number % 4 == 0 else 0.0))
+    assert [found[number] for number in range(16)] == alone[:16]
+    quick = [ended_s[number] - started_s for number in range(16) if number % 4]
+    assert max(quick) < 1.0
