@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import platformdirs
+
+Speculate: TypeAlias = Literal["auto", "always", "never"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -195,6 +197,9 @@ class ModelsConfig:
 
     n_ubatch: int = 512
     """Most tokens of a prompt in one graph, as llama.cpp's default: larger costs memory, smaller costs speed."""
+    max_tentative_tokens: int = 32
+    """Most tokens of a pass that may be taken back. What is kept of each until then takes 50 KB a recurrent layer at
+    the real sizes: 57 MB with 36 of them."""
     kv_pad: int = 256
     """Attention looks at a multiple of this many KV cells, so that a graph serves 256 tokens before the next one."""
     max_prompt_chars: int = 8 * MIB
@@ -219,6 +224,21 @@ class EngineConfig:
     """Steps under way at once, of different sequences, where they wait for workers."""
     short_wait: float = 0.1
     """Steps that wait less than this share of their compute time are not divided: each reads the experts' weights."""
+
+    speculate: Speculate = "auto"
+    """When steps also try out guessed tokens: "auto" where the compute thread is idle most of the time, because steps
+    wait for workers. Tokens do not depend on it."""
+    draft_tokens: int = 7
+    """Most guessed tokens in a step: with the one before them they are DispatchConfig.decode_rows, which travel before
+    prompts'. Less than ModelsConfig.max_tentative_tokens."""
+    draft_match: int = 3
+    """Tokens at the end of the text that must have occurred before, for what came then to be guessed."""
+    draft_longest_match: int = 8
+    """Of several places the one with the longest match counts, and the latest of those that match this far."""
+    draft_places: int = 8
+    """So many are looked at, the latest."""
+    draft_pause_tokens: int = 31
+    """Longest time without guesses after wrong ones: a token without any costs nothing."""
 
     checkpoint_bytes: int = 1024 * MIB
     """All checkpoints of all slots. One takes 156 MB at the real sizes (36 recurrent layers of 64 f32 matrices of 128 x

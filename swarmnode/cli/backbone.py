@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import click
 import trio
@@ -34,7 +34,7 @@ from swarmnode.cli.common import (
 )
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
-from swarmnode.config import Config
+from swarmnode.config import Config, Speculate
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.services.reports import (
@@ -86,6 +86,13 @@ from swarmnode.services.reports import (
     type=ByteSize(),
     help="Memory for routed experts of the model's file: the most wanted ones are kept in it.",
 )
+@click.option(
+    "--speculate",
+    type=click.Choice(get_args(Speculate)),
+    default="auto",
+    show_default=True,
+    help="Try out guessed tokens; auto: where steps wait for workers. Answers are the same.",
+)
 @compute_options
 @network_option
 @secret_option
@@ -106,6 +113,7 @@ def command(
     deadline_ms: int | None,
     send: Literal["auto", "always"],
     local_budget: int | None,
+    speculate: Speculate,
     device: str | None,
     threads: int,
     network: str | None,
@@ -122,6 +130,7 @@ def command(
     set_up_logging(verbose)
     folders = folders_of(home)
     member = membership_of(bootstrap, network, secret_file, folders)
+    config = _config_of(threads, deadline_ms, send, local_budget)
     options = BackboneOptions(
         folders=folders,
         network=member.network,
@@ -131,7 +140,7 @@ def command(
         listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
         allowed=allowed_of(allow),
         device=device,
-        config=_config_of(threads, deadline_ms, send, local_budget),
+        config=replace(config, engine=replace(config.engine, speculate=speculate)),
         model=model,
         api=parse_host_port(api, 8790),
         form=_form_of(exact, q8),

@@ -43,6 +43,10 @@ class Account:
     remote_layers: int = 0
     cached_tokens: int = 0
     """Tokens of the prompt that were not run, because a slot held them."""
+    drafted_tokens: int = 0
+    """Tokens of the answer that were guessed, and tried out several at once."""
+    accepted_tokens: int = 0
+    """Guesses that were right."""
     wait_s: float = 0.0
     """Time the forward pass stood still for workers, beyond its own share of the layer."""
     workers: dict[str, WorkerShare] = field(default_factory=dict)
@@ -65,6 +69,8 @@ class Account:
             "pairs_hedged": self.hedged,
             "share_remote": round(self.remote_share, 4),
             "cached_tokens": self.cached_tokens,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
             "layers": self.layers,
             "layers_remote": self.remote_layers,
             "wait_ms": round(self.wait_s * 1e3, 2),

@@ -41,6 +41,8 @@ class Rows:
     """Logits wanted, of the last tokens: 0, 1 or all."""
     take: Callable[[F32], Any]
     account: Account
+    tentative: bool = False
+    """See Part: `take` has to accept what it keeps."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ class Passes:
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
         """See PassRunner. Raises what `Model.forward_batch` raises; whatever workers do, the rows are right."""
         wanted = self._demand is not None and self._demand.wants_pass()
-        counts = wanted or (self._residents is not None and any(len(item.tokens) > 1 for item in rows))
+        prompts = [item for item in rows if len(item.tokens) > 1 and not item.tentative]
+        counts = wanted or (self._residents is not None and bool(prompts))
         policy = self.remote.policy
-        parts = [Part(item.slot, item.tokens, item.n_out) for item in rows]
+        parts = [Part(item.slot, item.tokens, item.n_out, item.tentative) for item in rows]
         forward = ForwardPass(
             self._model, self._bank, parts, [item.take for item in rows], policy, counts=counts
         )
@@ -111,8 +114,7 @@ class Passes:
         if wanted and self._demand is not None:
             self._demand.count(forward.chosen, forward.unmet)
         if counts and self._residents is not None:
-            ends_prompt = any(len(item.tokens) > 1 and item.n_out for item in rows)
-            self._residents.count(forward.chosen, ends_prompt)
+            self._residents.count(forward.chosen, any(item.n_out for item in prompts))
         return values, times
 
     async def _advance(
