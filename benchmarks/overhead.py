@@ -21,9 +21,11 @@ import numpy.typing as npt
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import open_device
 from swarmnode.compute.graph import Graph
+from swarmnode.config import DispatchConfig
 from swarmnode.models.base import Part, run_pass
 from swarmnode.models.registry import open_model
 from swarmnode.schedule.dispatch import Routing
+from swarmnode.schedule.sending import send_always
 from swarmnode.services.forward import Finished, ForwardPass
 from swarmnode.weights.expert_layers import tensor_name
 from swarmnode.weights.index import ModelIndex
@@ -62,10 +64,13 @@ def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[st
             stacked = {kind: index.data(tensor_name(layer, kind)) for kind in layout.kinds}
             bank.bind(layout, range(layout.n_expert), stacked)
         model = open_model(index, device, n_ctx=512, n_slots=1)
+        policy = send_always(DispatchConfig(), time.perf_counter)
         marks.install()
 
         def whole(token: int) -> int:
-            finished = ForwardPass(model, bank, [Part(0, [token], 1)], [most_probable]).advance(Routing())
+            finished = ForwardPass(model, bank, [Part(0, [token], 1)], [most_probable], policy).advance(
+                Routing()
+            )
             assert isinstance(finished, Finished)
             assert finished.values[0] is not None
             return finished.values[0]

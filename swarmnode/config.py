@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import platformdirs
+
+Speculate: TypeAlias = Literal["auto", "always", "never"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -129,6 +132,54 @@ class DispatchConfig:
     after 320."""
     probe_backoff_max_s: float = 32.0
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
+    refusals_in_a_row: int = 3
+    """A worker whose last so many requests brought nothing, be it only `busy`, is out until it answers a probe."""
+    suspect_max_s: float = 256.0
+    """A worker that let requests down gets no rows for probe_tick_s, twice that the next time, ... at most this:
+    one that answers probes and no work then costs deadline_s every four minutes."""
+    forgiven_after: int = 64
+    """Requests answered in a row after which the next pause begins at probe_tick_s again: more than the layers of a
+    model, or letting down one layer of every token would be forgiven before the next."""
+    rebuild_s: float = 0.5
+    """Least time between two new routings, 10 ms of trio's thread each with many workers. What is lost meanwhile is
+    local at once."""
+    announce_burst: int = 16
+    """Announcements that a node may make at once; then announces_per_s. A worker that fetches 300 MB over a LAN makes
+    ten of them, each when a run of experts is there."""
+    announces_per_s: float = 1.0
+
+    # Whether a row is sent at all (schedule/sending.py, docs/decisions/0030)
+    send: Literal["auto", "always"] = "always"
+    """`always`: whatever a worker owns; `auto`: what is expected to finish sooner there. The command line's default is
+    `auto`; whoever wants to see workers work (tests, the demo, the benchmarks) does not have to say so."""
+    local_budget_bytes: int | None = None
+    """Routed experts of the mapped file that count as in memory; None: as many as are used."""
+    pair_s: float = 1.5e-4
+    """A pair where nothing was measured yet: one of a 122B model takes 0.13-0.19 ms on two cores of a PC."""
+    disk_bytes_per_s: float = 2e9
+    """Reading an expert where nothing was measured yet: an SSD."""
+    cut_s: float = 5e-4
+    """Sending a layer out, beyond the wait, where nothing was measured yet: 500 us of Python (benchmarks.decode)."""
+    hop_s: float = 1e-4
+    """A share computed here beside one that is sent: one more handover between threads, 28-57 us on an idle machine."""
+    estimate_weight: float = 0.1
+    """Of a new sample; a change is followed after about ten."""
+    estimate_half_life_s: float = 10.0
+    """What was slow and is therefore not used is taken to be half as far above its best after this time."""
+    max_known_workers: int = 4096
+    """Nodes whose times are kept, 3 KB each."""
+    explore_layers: int = 64
+    """About one layer in so many is done the other way, to learn what that takes now ..."""
+    explore_share: float = 0.02
+    """... and less often where that is slow: all of it may cost this share of the time."""
+    replica_margin: float = 1.25
+    """A share goes to another holder than the owner only if that is so many times better: shares should stay whole."""
+    hedge_samples: int = 8
+    """Answers of a size by which a worker is known well enough to say when it is late."""
+    hedge_min_s: float = 0.01
+    """Least wait before a second replica is asked: below that the machine's own hiccups decide."""
+    replace_passes: int = 128
+    """Experts in memory are also chosen anew after so many counted passes of an answer (every 4th: some 500 tokens)."""
 
     def share_deadline_s(self, n_pairs: int, n_bytes: int) -> float:
         """Longest wait for a share: max(deadline_s, n_pairs * deadline_per_pair_s + n_bytes / deadline_bytes_per_s),
@@ -146,6 +197,9 @@ class ModelsConfig:
 
     n_ubatch: int = 512
     """Most tokens of a prompt in one graph, as llama.cpp's default: larger costs memory, smaller costs speed."""
+    max_tentative_tokens: int = 32
+    """Most tokens of a pass that may be taken back. What is kept of each until then takes 50 KB a recurrent layer at
+    the real sizes: 57 MB with 36 of them."""
     kv_pad: int = 256
     """Attention looks at a multiple of this many KV cells, so that a graph serves 256 tokens before the next one."""
     max_prompt_chars: int = 8 * MIB
@@ -170,6 +224,21 @@ class EngineConfig:
     """Steps under way at once, of different sequences, where they wait for workers."""
     short_wait: float = 0.1
     """Steps that wait less than this share of their compute time are not divided: each reads the experts' weights."""
+
+    speculate: Speculate = "auto"
+    """When steps also try out guessed tokens: "auto" where the compute thread is idle most of the time, because steps
+    wait for workers. Tokens do not depend on it."""
+    draft_tokens: int = 7
+    """Most guessed tokens in a step: with the one before them they are DispatchConfig.decode_rows, which travel before
+    prompts'. Less than ModelsConfig.max_tentative_tokens."""
+    draft_match: int = 3
+    """Tokens at the end of the text that must have occurred before, for what came then to be guessed."""
+    draft_longest_match: int = 8
+    """Of several places the one with the longest match counts, and the latest of those that match this far."""
+    draft_places: int = 8
+    """So many are looked at, the latest."""
+    draft_pause_tokens: int = 31
+    """Longest time without guesses after wrong ones: a token without any costs nothing."""
 
     checkpoint_bytes: int = 1024 * MIB
     """All checkpoints of all slots. One takes 156 MB at the real sizes (36 recurrent layers of 64 f32 matrices of 128 x

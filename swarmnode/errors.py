@@ -9,6 +9,7 @@
     │   ├── StoreError             disk full, no rights, locked cache folder   ends the write, nothing is lost
     │   ├── BudgetError            does not fit the byte budget                ends the request for memory
     │   ├── DeviceError            a ggml device that failed or lied           ends the use of that device
+    │   │   └── NotFiniteError     a pass ended in NaN or infinity                ends one generation
     │   ├── ContextFullError       more tokens than the context holds          ends one generation
     │   └── EngineStoppedError     the backbone is shutting down               ends one generation
     └── RemoteError                a peer; never ends the node
@@ -66,6 +67,10 @@ class BudgetError(LocalError):
 
 class DeviceError(LocalError):
     """A ggml device is missing, failed or computes wrong results."""
+
+
+class NotFiniteError(DeviceError):
+    """The numbers of a pass are not finite: the model's file, the device or a worker's rows are at fault."""
 
 
 class ContextFullError(LocalError):

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import click
 import trio
@@ -35,7 +36,8 @@ from swarmnode.cli.common import (
 )
 from swarmnode.cli.invite import own_hosts
 from swarmnode.cli.progress import Progress
-from swarmnode.cli.sizes import format_bytes
+from swarmnode.cli.sizes import ByteSize, format_bytes
+from swarmnode.config import Config, Speculate
 from swarmnode.net.address import PeerAddress
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.own_record import WILDCARDS
@@ -81,6 +83,25 @@ from swarmnode.services.reports import (
 @click.option(
     "--deadline-ms", type=click.IntRange(1, 60_000), help="Longest wait for one layer's remote rows."
 )
+@click.option(
+    "--send",
+    type=click.Choice(["auto", "always"]),
+    default="auto",
+    show_default=True,
+    help="What workers get: rows that they are expected to finish sooner, or whatever they hold.",
+)
+@click.option(
+    "--local-budget",
+    type=ByteSize(),
+    help="Memory for routed experts of the model's file: the most wanted ones are kept in it.",
+)
+@click.option(
+    "--speculate",
+    type=click.Choice(get_args(Speculate)),
+    default="auto",
+    show_default=True,
+    help="Try out guessed tokens; auto: where steps wait for workers. Answers are the same.",
+)
 @compute_options
 @network_option
 @secret_option
@@ -100,6 +121,9 @@ def command(
     exact: bool,
     q8: bool,
     deadline_ms: int | None,
+    send: Literal["auto", "always"],
+    local_budget: int | None,
+    speculate: Speculate,
     device: str | None,
     threads: int,
     network: str | None,
@@ -116,6 +140,7 @@ def command(
     set_up_logging(verbose)
     folders = folders_of(home)
     member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
+    config = _config_of(threads, deadline_ms, send, local_budget)
     options = BackboneOptions(
         folders=folders,
         network=member.network,
@@ -126,7 +151,7 @@ def command(
         advertise=advertised_of(advertise),
         allowed=allowed_of(allow),
         device=device,
-        config=config_of(threads, deadline_ms),
+        config=replace(config, engine=replace(config.engine, speculate=speculate)),
         model=model,
         api=parse_host_port(api, 8790),
         form=_form_of(exact, q8),
@@ -137,6 +162,13 @@ def command(
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
     trio.run(partial(run_backbone, options, _Face(named + private).show))
     say("stopped")
+
+
+def _config_of(
+    threads: int, deadline_ms: int | None, send: Literal["auto", "always"], local_budget: int | None
+) -> Config:
+    config = config_of(threads, deadline_ms)
+    return replace(config, dispatch=replace(config.dispatch, send=send, local_budget_bytes=local_budget))
 
 
 def _form_of(exact: bool, q8: bool) -> WireForm:

@@ -105,7 +105,7 @@ async def _demo(play: Play) -> bool | None:
 async def _act(play: Play, folder: Path, nursery: trio.Nursery, nodes: list[NodeProcess]) -> bool:
     say("starting a backbone with the bundled model ...")
     loopback = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
-    arguments = ["backbone", *loopback, *(["--exact"] if play.exact else [])]
+    arguments = ["backbone", *loopback, "--send", "always", *(["--exact"] if play.exact else [])]
     backbone = await start_node("backbone", arguments, folder / "backbone", nursery)
     nodes.append(backbone)
     api = await backbone.wait_line("api ", START_TIMEOUT_S)

@@ -127,6 +127,8 @@ def swarm_line(swarm: dict[str, Any]) -> str:
         f"swarm: {swarm['share_remote']:.0%} of {swarm['pairs']} expert rows remote, "
         f"{swarm['pairs_fallback']} replaced by the local copy"
     )
+    if swarm.get("drafted_tokens"):
+        line += f", {swarm['accepted_tokens']} of {swarm['drafted_tokens']} guessed tokens right"
     for name, worker in swarm["workers"].items():
         sent, received = format_bytes(worker["bytes_out"]), format_bytes(worker["bytes_in"])
         line += f" | {name}: {worker['pairs']} rows, {sent} out, {received} in"

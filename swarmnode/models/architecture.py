@@ -57,7 +57,18 @@ class Architecture(Protocol):
         ...
 
 
+def into_name(layer: int, place: int) -> str:
+    """The output that keeps an input of a recurrent layer's core."""
+    return f"into {layer} {place}"
+
+
 def build_layer(architecture: Architecture, b: LayerBuilder, x: Tensor) -> LayerOutput:
-    """One layer of one slot but for its routed experts: the three steps in one graph. x f32 [n_embd, T]."""
+    """One layer of one slot but for its routed experts: the three steps in one graph. x f32 [n_embd, T].
+
+    What the core of a recurrent layer is given is an output (`into_name`) if the tokens are tentative.
+    """
     projected = architecture.build_pre(b, x)
+    if b.tentative and b.hparams.recurrent[b.layer]:
+        for place, tensor in enumerate(projected.into):
+            b.g.output(into_name(b.layer, place), b.g.cont(tensor))
     return architecture.build_post(b, x, architecture.build_core(b, projected.into), projected.kept)

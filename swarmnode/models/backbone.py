@@ -30,7 +30,8 @@ from swarmnode.models.layer_graphs import (
     ids_name,
 )
 from swarmnode.models.lockstep import Lane, check_routed, run_together
-from swarmnode.models.slot import Slot, not_finite
+from swarmnode.models.replay import CoreReplay
+from swarmnode.models.slot import Slot, Tentative, not_finite
 from swarmnode.models.state import SlotStates
 from swarmnode.models.weight_spec import bind_weights
 from swarmnode.weights.index import ModelIndex
@@ -45,6 +46,7 @@ class _Member(NamedTuple):
     ids: list[int]
     n_out: int
     """0, 1 or len(ids)"""
+    tentative: bool = False
 
 
 class Backbone:
@@ -72,6 +74,7 @@ class Backbone:
         self.n_slots = n_slots
         self.callback: Callback | None = None
         self._n_ubatch = config.n_ubatch
+        self._max_tentative = min(config.n_ubatch, config.max_tentative_tokens)
         self._kv_pad = config.kv_pad
         self._n_cells = _round_up(n_ctx, config.kv_pad)
         self._attention_inputs = AttentionInputs(self._n_cells)
@@ -94,6 +97,7 @@ class Backbone:
         self._graphs = LayerGraphs(
             device, architecture, self.hparams, self._weights, self._states, n_slots=n_slots
         )
+        self._replay = CoreReplay(device, architecture, self.hparams, self._weights, self._states)
         self._batch_graphs: BatchGraphs | None = None
         self._batches: TokenBatches | None = None
         if self._states.batch is not None:
@@ -139,15 +143,30 @@ class Backbone:
     def forward_batch(
         self, parts: Sequence[Part], *, stacked: Stacked | None = None, chosen: Chosen | None = None
     ) -> Generator[ExpertCall, F32Array, list[F32Array]]:
-        members = [_Member(self._slot(slot), list(tokens), n_out) for slot, tokens, n_out in parts]
+        members = [
+            _Member(self._slot(slot), list(tokens), n_out, tentative)
+            for slot, tokens, n_out, tentative in parts
+        ]
         self._check_batch(members)
         return self._run_batch(members, stacked, chosen)
+
+    def accept(self, slot: int, n_tokens: int) -> None:
+        state = self._slot(slot)
+        tentative = None if state.unfinished else state.tentative
+        if tentative is None:
+            raise UsageError(f"slot {slot} has no tokens that could be accepted")
+        if not 0 <= n_tokens <= tentative.n_tokens:
+            raise UsageError(f"{n_tokens} tokens to accept are not 0 to {tentative.n_tokens}")
+        state.unfinished = True
+        if n_tokens:
+            self._replay.run(slot, tentative.inputs, n_tokens)
+        state.stand(state.n_past + n_tokens)
 
     def reset(self, slot: int) -> None:
         state = self._slot(slot)
         self._states.clear(slot, with_cache=state.poisoned)
-        state.n_past = 0
-        state.unfinished = state.poisoned = False
+        state.stand(0)
+        state.poisoned = False
         state.checkpoints.clear()
 
     @property
@@ -158,6 +177,8 @@ class Backbone:
         state = self._slot(slot)
         if state.unfinished:
             raise UsageError(f"slot {slot} holds an unfinished pass: there is nothing to come back to")
+        if state.tentative is not None:
+            raise UsageError(f"slot {slot} holds tokens that are not accepted: it is nowhere to come back to")
         checkpoint = Checkpoint(slot, state.n_past, self._states.read_recurrent(slot))
         state.checkpoints.add(checkpoint)
         return checkpoint
@@ -170,8 +191,7 @@ class Backbone:
                 "checkpoint, or the slot does not hold the tokens before it any more"
             )
         self._states.write_recurrent(slot, checkpoint.states)
-        state.n_past = checkpoint.n_past
-        state.unfinished = False
+        state.stand(checkpoint.n_past)
 
     def n_past(self, slot: int) -> int:
         return self._slot(slot).n_past
@@ -179,6 +199,7 @@ class Backbone:
     def close(self) -> None:
         if self._batch_graphs is not None:
             self._batch_graphs.close()
+        self._replay.close()
         self._graphs.close()
         self._states.close()
         self._weights.close()
@@ -191,8 +212,8 @@ class Backbone:
         if len(members) == 1:
             return [(yield from self._run(members[0], stacked, chosen))]
         self._check_batch(members)  # again: slots may have moved since `forward_batch` was called
-        for slot, _, _ in members:
-            slot.begin()
+        for member in members:
+            member.slot.begin(len(member.ids) if member.tentative else 0)
         lanes = self._lanes(members)
         results = yield from run_together(lanes, self.n_layer, self.n_embd)
         logits = [np.empty((0, self.n_vocab), np.float32) for _ in members]
@@ -202,21 +223,23 @@ class Backbone:
                 if result is not None and n:
                     logits[place] = result[start : start + n]
                 start += n
-        for slot, ids, _ in members:
-            slot.n_past += len(ids)
-            slot.unfinished = False
+        for member in members:
+            member.slot.ran(len(member.ids))
+            member.slot.unfinished = False
         return logits
 
     def _lanes(self, members: list[_Member]) -> list[Lane]:
         """Single tokens go together. Several of a slot go on their own, as they would alone: so many rows gain little
-        by more, and float mat-muls of several columns have other last bits than those of one.
+        by more, and float mat-muls of several columns have other last bits than those of one. So do tentative ones.
         """
         lanes = []
-        for place, (slot, ids, n) in enumerate(members):
-            if len(ids) > 1:
+        for place, (slot, ids, n, tentative) in enumerate(members):
+            if len(ids) > 1 or tentative:
                 steps = self._chunk(slot, ids, max(1, n), n > 0, None, None)
                 lanes.append(Lane(steps, [place], [len(ids)], [n]))
-        singles = [place for place, member in enumerate(members) if len(member.ids) == 1]
+        singles = [
+            place for place, member in enumerate(members) if len(member.ids) == 1 and not member.tentative
+        ]
         if singles and self._batches is not None:
             singles.sort(key=lambda place: -members[place].n_out)  # those with logits first
             n_out = [members[place].n_out for place in singles]
@@ -228,9 +251,9 @@ class Backbone:
     def _run(
         self, member: _Member, stacked: Stacked | None, chosen: Chosen | None
     ) -> Generator[ExpertCall, F32Array, F32Array]:
-        slot, ids, n_wanted = member
+        slot, ids, n_wanted, tentative = member
         self._check_pass(slot, ids)  # again: the slot may have moved since `forward` was called
-        slot.begin()
+        slot.begin(len(ids) if tentative else 0)
         logits: list[F32Array] = []
         for start in range(0, len(ids), self._n_ubatch):
             chunk = ids[start : start + self._n_ubatch]
@@ -240,7 +263,7 @@ class Backbone:
             out = yield from self._chunk(slot, chunk, n_out, wants_logits, stacked, chosen)
             if out is not None:
                 logits.append(out)
-            slot.n_past += len(chunk)
+            slot.ran(len(chunk))
         slot.unfinished = False
         if len(logits) == 1:
             return logits[0]
@@ -262,7 +285,8 @@ class Backbone:
         n_tokens, last = len(ids), self.n_layer - 1
         n_kv = self._n_kv(slot.n_past + n_tokens)
         kv_inputs = self._attention_inputs(slot.n_past, n_tokens, n_kv)
-        fuses = n_tokens == 1 and wants_logits and self.callback is None
+        tentative = slot.tentative
+        fuses = n_tokens == 1 and wants_logits and self.callback is None and tentative is None
         self._graphs.traces = self.callback is not None
         values, first = self._embeddings.rows(ids), 0
         while True:
@@ -270,13 +294,21 @@ class Backbone:
             cut = first + len(whole)
             n = n_out if cut >= last else n_tokens
             graph = self._graphs.get(
-                slot.index, first, whole, n_tokens=min(n_tokens, len(values)), n_out=n, n_kv=n_kv
+                slot.index,
+                first,
+                whole,
+                n_tokens=min(n_tokens, len(values)),
+                n_out=n,
+                n_kv=n_kv,
+                tentative=tentative is not None,
             )
             graph.write(INPUT, values)
             if graph.uses_kv:
                 for name, array in zip((INP_POS, KV_IDX, KQ_MASK), kv_inputs, strict=True):
                     graph.write(name, array)
             graph.compute()
+            if tentative is not None:
+                self._keep_inputs(tentative, graph, cut)
             if chosen is not None:
                 for layer in range(first, cut):
                     chosen(layer, graph.read(ids_name(layer)))
@@ -290,6 +322,11 @@ class Backbone:
             if self.callback is not None:
                 self.callback("ffn_moe_out", cut, values)
             first = cut + 1
+
+    def _keep_inputs(self, tentative: Tentative, graph: LayerGraph, layer: int) -> None:
+        """Of a recurrent layer's core, for `accept`."""
+        if layer < self.n_layer and self.hparams.recurrent[layer]:
+            tentative.inputs[layer] = self._replay.take(graph, layer, tentative.n_tokens)
 
     def _take_call(self, slot: Slot, graph: LayerGraph, first: int, cut: int) -> ExpertCall:
         call = ExpertCall(cut, graph.read(ROWS), graph.read(IDS), graph.read(WEIGHTS))
@@ -332,6 +369,10 @@ class Backbone:
             raise UsageError(f"token id {wrong} is outside the vocabulary of {self.n_vocab}")
         if slot.unfinished:
             raise UsageError(f"slot {slot.index} holds an unfinished pass; reset it first")
+        if slot.tentative is not None:
+            raise UsageError(
+                f"slot {slot.index} holds tokens that are not accepted; accept none, some or all"
+            )
         if slot.n_past + len(ids) > self.n_ctx:
             raise ContextFullError(
                 f"{slot.n_past} + {len(ids)} tokens do not fit the context of {self.n_ctx}"
@@ -340,15 +381,17 @@ class Backbone:
     def _check_batch(self, members: list[_Member]) -> None:
         if not members:
             raise UsageError("there are no parts to compute")
-        for slot, ids, n_out in members:
+        for slot, ids, n_out, tentative in members:
             self._check_pass(slot, ids)
+            if tentative and len(ids) > self._max_tentative:
+                raise UsageError(f"{len(ids)} tentative tokens are more than {self._max_tentative}")
             if n_out not in (0, 1, len(ids)):
                 raise UsageError(f"logits of {n_out} of {len(ids)} tokens are not none, one or all")
         if len(members) == 1:
             return
-        if len({slot.index for slot, _, _ in members}) < len(members):
+        if len({member.slot.index for member in members}) < len(members):
             raise UsageError("a slot has two parts in one pass")
-        n_tokens = sum(len(ids) for _, ids, _ in members)
+        n_tokens = sum(len(member.ids) for member in members)
         if n_tokens > self._n_ubatch:
             raise UsageError(f"{n_tokens} tokens of several slots are more than {self._n_ubatch}")
         if self.callback is not None:

@@ -34,6 +34,9 @@ class Part(NamedTuple):
     tokens: Sequence[int]
     n_out: int
     """Logits wanted: 0, 1 (of the last token) or len(tokens) (of all)."""
+    tentative: bool = False
+    """Whether the tokens may be taken back: the slot waits for `Model.accept`, at most
+    `ModelsConfig.max_tentative_tokens` and `n_ubatch` of them."""
 
 
 class ExpertCall(NamedTuple):
@@ -122,10 +125,21 @@ class Model(Protocol):
         if its part were alone, bit by bit, wherever ggml's mat-muls compute a column without regard to how many there
         are: its CPU kernels without repacking do. The last layer's call is for the rows whose logits are wanted.
         Passes of different slots may be interleaved.
+        The slot of a tentative part stands where it stood, and runs nothing until `accept`, `reset` or `restore`.
         A pass that is not run to its end leaves all of its slots unusable until `reset` or `restore`.
 
         Raises UsageError as `forward`, and for no parts, a slot named twice, another n_out, too many tokens, a callback
         that is set; ContextFullError; both before anything changed. DeviceError.
+        """
+        ...
+
+    def accept(self, slot: int, n_tokens: int) -> None:
+        """Keep the first `n_tokens` of the tentative part that the slot ran last, and take the others back.
+
+        What follows is bit-equal to what would have followed had only those been run. Costs the recurrent layers' cores
+        for the kept tokens: no weights are read, and no experts asked for.
+        Raises UsageError (a bad slot, nothing to accept, another number of tokens), DeviceError, after which the slot
+        is unusable until `reset` or `restore`.
         """
         ...
 
@@ -139,7 +153,9 @@ class Model(Protocol):
         ...
 
     def checkpoint(self, slot: int) -> Checkpoint:
-        """Copy what `restore` needs. UsageError for a bad slot or an unfinished pass; DeviceError."""
+        """Copy what `restore` needs. UsageError for a bad slot, an unfinished pass, tokens that wait for `accept`;
+        DeviceError.
+        """
         ...
 
     def restore(self, slot: int, checkpoint: Checkpoint) -> None:

@@ -21,7 +21,8 @@ class LayerBuilder:
     `g`: the ops; `hparams`; `layer`; `n_tokens`; `n_out`: of how many tokens, the last ones, the layer's result
     is wanted; `n_kv`: how many cells of the KV cache attention looks at; `inputs`: those that the graph's layers
     share, by name. `keeps_columns(type)`: set if the tokens are of several slots, which must not change each other's
-    last bits; whether mat-muls with such weights do not anyway.
+    last bits; whether mat-muls with such weights do not anyway. `tentative`: recurrent states are read and stay as
+    they are, because the tokens may be taken back.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class LayerBuilder:
         inputs: dict[str, Tensor],
         traced: list[tuple[str, str, int]] | None,
         keeps_columns: Callable[[int], bool] | None = None,
+        tentative: bool = False,
     ) -> None:
         self.g = g
         self.hparams = hparams
@@ -46,6 +48,7 @@ class LayerBuilder:
         self.n_tokens = n_tokens
         self.n_out = n_out
         self.n_kv = n_kv
+        self.tentative = tentative
         self._weights = weights
         self._states = states
         self._slot = slot

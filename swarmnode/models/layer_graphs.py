@@ -133,14 +133,16 @@ class LayerGraphs:
         n_tokens: int,
         n_out: int,
         n_kv: int,
+        tentative: bool = False,
     ) -> LayerGraph:
         """The graph from layer `first` to the next cut, len(whole) layers on; the logits if that is behind the last.
 
-        `whole`: the routed experts of the layers before the cut. `n_out` of `n_tokens` are left at the cut. Unless
-        `is_cached`, it must be closed before the next one is asked for.
+        `whole`: the routed experts of the layers before the cut. `n_out` of `n_tokens` are left at the cut. If they are
+        `tentative` the recurrent states stay as they are. Unless `is_cached`, it must be closed before the next one is
+        asked for.
         """
-        if n_tokens > 1 or self.traces:
-            return self._build(slot, first, whole, n_tokens, n_out, n_kv)
+        if n_tokens > 1 or self.traces or tentative:
+            return self._build(slot, first, whole, n_tokens, n_out, n_kv, tentative)
         graphs, key = self._decode[slot], (first, first + len(whole))
         kept = graphs.get(key)
         if kept is not None:
@@ -149,7 +151,7 @@ class LayerGraphs:
                 return kept
             graphs.pop(key).close()
         self._make_room(graphs, len(whole) + 1)
-        graphs[key] = self._build(slot, first, whole, 1, 1, n_kv)
+        graphs[key] = self._build(slot, first, whole, 1, 1, n_kv, False)
         return graphs[key]
 
     def _make_room(self, graphs: OrderedDict[tuple[int, int], LayerGraph], n_layers: int) -> None:
@@ -169,9 +171,16 @@ class LayerGraphs:
         self._workspace.close()
 
     def _build(
-        self, slot: int, first: int, whole: tuple[StackedExperts, ...], n_tokens: int, n_out: int, n_kv: int
+        self,
+        slot: int,
+        first: int,
+        whole: tuple[StackedExperts, ...],
+        n_tokens: int,
+        n_out: int,
+        n_kv: int,
+        tentative: bool,
     ) -> LayerGraph:
-        is_cached = n_tokens == 1 and not self.traces
+        is_cached = n_tokens == 1 and not self.traces and not tentative
         n_layer, cut = self._hparams.n_layer, first + len(whole)
         max_nodes = _MAX_TRACED_NODES if self.traces else _MAX_NODES
         max_nodes += len(whole) * (_MAX_NODES + _MAX_EXPERT_NODES + 3 * self._hparams.n_expert_used)
@@ -192,6 +201,7 @@ class LayerGraphs:
                 n_kv=n_kv,
                 inputs=kv_inputs,
                 traced=traced if self.traces else None,
+                tentative=tentative,
             )
 
         x = self._input(builder(first), slot)

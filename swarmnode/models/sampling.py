@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.errors import DeviceError, UsageError
+from swarmnode.errors import NotFiniteError, UsageError
 
 _MAX_SEED = 2**64
 _MAX_TEMPERATURE = 100.0
@@ -55,10 +55,10 @@ class Sampler:
         self._rng = np.random.default_rng(None if params.seed is None else params.seed % _MAX_SEED)
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
-        """Return a token id. logits: f32 [n_vocab]. Raises DeviceError for NaN or no finite maximum."""
+        """Return a token id. logits: f32 [n_vocab]. Raises NotFiniteError for NaN or no finite maximum."""
         best = int(np.argmax(logits))  # NaN counts as the maximum, so that it is found here
         if not math.isfinite(logits[best]):
-            raise DeviceError(f"the logits are not finite (token {best}: {logits[best]})")
+            raise NotFiniteError(f"the logits are not finite (token {best}: {logits[best]})")
         if self.params.temperature < _MIN_TEMPERATURE:
             return best
         ids, probabilities = self.distribution(logits)

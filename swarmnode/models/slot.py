@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from weakref import WeakSet
 
-from swarmnode.errors import DeviceError
-from swarmnode.models.base import Checkpoint
+from swarmnode.errors import NotFiniteError
+from swarmnode.models.base import Checkpoint, F32Array
+
+
+@dataclass(eq=False)
+class Tentative:
+    """A pass whose tokens may be taken back: it has left the slot's recurrent states as they were."""
+
+    n_tokens: int
+    inputs: dict[int, tuple[F32Array, ...]] = field(default_factory=dict)
+    """What the core of each recurrent layer was given, f32 [n_tokens, ...] each, to take the states on with."""
 
 
 class Slot:
     """Where one sequence stands."""
 
-    __slots__ = ("checkpoints", "index", "n_past", "poisoned", "unfinished")
+    __slots__ = ("checkpoints", "index", "n_past", "poisoned", "tentative", "unfinished")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -22,12 +32,24 @@ class Slot:
         """A pass ended in numbers that are not finite: some may be in the KV cache."""
         self.checkpoints: WeakSet[Checkpoint] = WeakSet()
         """Those of which the KV cache still holds every token."""
+        self.tentative: Tentative | None = None
+        """Set from the beginning of a pass whose tokens may be taken back until they are accepted."""
 
-    def begin(self) -> None:
-        """A pass begins: from `n_past` on, cells are written."""
+    def begin(self, n_tentative: int = 0) -> None:
+        """A pass begins: from `n_past` on, cells are written. `n_tentative`: its tokens, if they may be taken back."""
         self.unfinished = True
+        self.tentative = Tentative(n_tentative) if n_tentative else None
         for checkpoint in [kept for kept in self.checkpoints if kept.n_past > self.n_past]:
             self.checkpoints.discard(checkpoint)
+
+    def ran(self, n_tokens: int) -> None:
+        """So many tokens went through all layers. The slot holds them, unless they may be taken back."""
+        if self.tentative is None:
+            self.n_past += n_tokens
+
+    def stand(self, n_past: int) -> None:
+        """It is there, whatever was under way."""
+        self.n_past, self.unfinished, self.tentative = n_past, False, None
 
     def poison(self) -> None:
         """A pass ended in numbers that are not finite."""
@@ -35,12 +57,12 @@ class Slot:
         self.checkpoints.clear()  # cells behind them may hold NaN, which no mask hides
 
 
-def not_finite(first: int, last: int) -> DeviceError:
+def not_finite(first: int, last: int) -> NotFiniteError:
     """The error for NaN or infinity in layers first..last: mat-muls of quantised weights turn them into zeros, and the
     zeros into an answer that looks like one.
     """
     layers = f"layer {last}" if first == last else f"layers {first} to {last}"
-    return DeviceError(
+    return NotFiniteError(
         f"the model's numbers are not finite in {layers}: the file is damaged (compare its checksum), or "
-        "the layer before got a wrong answer from its experts"
+        "a layer before got a wrong answer from its experts"
     )

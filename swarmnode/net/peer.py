@@ -37,10 +37,11 @@ OnPeer: TypeAlias = Callable[["Peer"], Awaitable[None]]
 class _Waiter:
     """Someone who waits for a reply."""
 
-    __slots__ = ("event", "reply")
+    __slots__ = ("came_at_s", "event", "reply")
 
     def __init__(self) -> None:
         self.event = trio.Event()
+        self.came_at_s = math.inf
         self.reply: ReplyReceived | None = None
 
 
@@ -58,6 +59,15 @@ class Asked:
     def is_settled(self) -> bool:
         """The reply is here, or never will be: `reply` does not wait."""
         return self._waiter.event.is_set()
+
+    @property
+    def came_at_s(self) -> float:
+        """When the reply was here, on trio's clock; infinity before that."""
+        return self._waiter.came_at_s
+
+    async def wait_settled(self) -> None:
+        """Wait for that. Cancelling this leaves the request as it is."""
+        await self._waiter.event.wait()
 
     async def reply(self) -> tuple[Message, memoryview]:
         """The reply with its body (read-only); no checkpoint if it is here. Cancelling tells the peer; errors as
@@ -212,7 +222,7 @@ class Peer:
         match event:
             case ReplyReceived():
                 waiter = self._waiting.pop(event.request_id)
-                waiter.reply = event
+                waiter.reply, waiter.came_at_s = event, trio.current_time()
                 waiter.event.set()
             case RequestReceived():
                 self._on_request(event, nursery)

@@ -43,6 +43,7 @@ from swarmnode.node.common import (
 from swarmnode.node.gossiping import Gossiping, prepare_gossip
 from swarmnode.node.listening import listen_for_nodes
 from swarmnode.node.meeting import Meeting, prepare_meeting
+from swarmnode.node.sending import prepare_policy, prepare_residents
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
 from swarmnode.services.gossip_state import GossipState
@@ -54,6 +55,7 @@ from swarmnode.services.prober import Prober
 from swarmnode.services.reachability import Reachability
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
 from swarmnode.services.reports import BackboneEvent, Hashing, Ready, WorkerChanged
+from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import ComputeGate, Inline, Runner, Threads
 from swarmnode.services.seeder import Seeder
 from swarmnode.services.swarm_state import SwarmState
@@ -87,6 +89,8 @@ class Backbone:
     engine: Engine
     state: SwarmState
     demand: DemandWatch
+    residents: ResidentExperts | None = None
+    """None: nothing depends on what is in memory."""
 
 
 def assemble_backbone(
@@ -102,7 +106,11 @@ def assemble_backbone(
     config = options.config
     members = Members(model.n_expert, config.dispatch, trio.current_time)
     prober = Prober(manifest.model_id, model.n_embd, bank, compute, members, config.dispatch)
-    remote = RemoteExperts(manifest.model_id, bank, compute, members, config.dispatch, options.form)
+    residents = prepare_residents(config.dispatch, index, model, threads)
+    policy = prepare_policy(config.dispatch, residents, model, max_steps=config.engine.max_steps)
+    remote = RemoteExperts(
+        manifest.model_id, bank, compute, members, config.dispatch, options.form, policy=policy
+    )
     demand = DemandWatch(MarketShape.of(manifest), config.market, trio.current_time)
     engine = Engine(
         model,
@@ -115,10 +123,11 @@ def assemble_backbone(
         chunk_tokens=config.models.n_ubatch,
         config=config.engine,
         demand=demand,
+        residents=residents,
     )
-    seeder = Seeder(index, manifest, members, threads, prober.watch)
+    seeder = Seeder(index, manifest, members, threads, prober.watch, config.dispatch, trio.current_time)
     state = SwarmState(manifest, members, options.form, config.dispatch)
-    return Backbone(manifest, members, prober, seeder, engine, state, demand)
+    return Backbone(manifest, members, prober, seeder, engine, state, demand, residents)
 
 
 async def run_backbone(
@@ -205,6 +214,8 @@ async def start_backbone(
     gossiping.record.holding((_seeds(backbone.manifest),))
     await nursery.start(backbone.engine.run)
     await nursery.start(backbone.prober.run)
+    if backbone.residents is not None:
+        await nursery.start(backbone.residents.run)
     attended = meeting.connections.attended(attend)
     places = await listen_for_nodes(nursery, options, transport, endpoint, handlers, attended)
     gossip, now = gossiping.service, trio.current_time

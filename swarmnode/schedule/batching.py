@@ -22,6 +22,13 @@ class Wanted:
 
     n_tokens: int
     may_be_cut: bool
+    is_draft: bool = False
+    """The next token of an answer, with guessed ones behind it."""
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is an answer's, and not a prompt's."""
+        return self.n_tokens == 1 or self.is_draft
 
 
 class StepTimes:
@@ -36,6 +43,10 @@ class StepTimes:
         """A step ended."""
         self._compute_s = _FORGET * self._compute_s + compute_s
         self._wait_s = _FORGET * self._wait_s + wait_s
+
+    def leave_idle(self, n_under_way: int) -> bool:
+        """Whether so many such steps at once leave the compute thread idle for more than half of the time."""
+        return 2 * n_under_way * self._compute_s < self._compute_s + self._wait_s
 
     @property
     def n_steps(self) -> int:
@@ -65,19 +76,19 @@ def step_share(n_present: int, n_steps: int) -> int:
 def cut_step(wanted: Sequence[Wanted], max_rows: int, mixed_rows: int) -> list[int]:
     """How many tokens of each sequence (in order of asking) to run in a step of at most `max_rows`; 0: none yet.
 
-    Single tokens (answers) first. Beside them prompts get at most `mixed_rows`, so that nobody's next token takes much
-    longer because another prompt is long.
+    Answers first: single tokens, and drafts, which are never cut. Beside them prompts get at most `mixed_rows`, so that
+    nobody's next token takes much longer because another prompt is long.
     """
     counts = [0] * len(wanted)
     room = max_rows
     for index, item in enumerate(wanted):
-        if item.n_tokens == 1 and room:
-            counts[index] = 1
-            room -= 1
+        if item.is_answer and item.n_tokens <= room:
+            counts[index] = item.n_tokens
+            room -= item.n_tokens
     if room < max_rows:
         room = min(room, mixed_rows)
     for index, item in enumerate(wanted):
-        if item.n_tokens > 1 and (item.may_be_cut or item.n_tokens <= room):
+        if not item.is_answer and (item.may_be_cut or item.n_tokens <= room):
             counts[index] = min(item.n_tokens, room)
             room -= counts[index]
     if not any(counts):  # the first is larger than the room and cannot be cut: alone, then

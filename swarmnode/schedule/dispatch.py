@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -27,11 +28,13 @@ F32: TypeAlias = npt.NDArray[np.float32]
 class Routing:
     """Owner of every routed expert. `owners[layer]` is i32 [n_expert] of indices into `workers`, or LOCAL.
 
-    A layer that is absent from `owners` is wholly local.
+    A layer that is absent from `owners` is wholly local. `seconds[layer]`, of the same shape, has another holder of
+    each expert, LOCAL where there is none; a layer that is absent has none at all.
     """
 
     workers: tuple[WorkerView, ...] = ()
     owners: Mapping[int, I32] = field(default_factory=dict)
+    seconds: Mapping[int, I32] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,102 @@ class DispatchPlan:
 def build_routing(view: SwarmView, n_expert: int) -> Routing:
     """Give every held expert one owner, evening out how many experts each worker answers for.
 
-    Experts with the fewest holders are given first, each to the holder with the fewest so far; ties go to the
-    earlier worker, so equal views give equal routings.
+    Experts with the fewest holders are given first (then by layer and number), each to the holder with the fewest so
+    far; ties go to the earlier worker, so equal views give equal routings. The next holder after the owner, round the
+    list, is its second.
     """
-    holders: dict[tuple[int, int], list[int]] = {}
-    for index, worker in enumerate(view.workers):
-        for layer, experts in worker.holdings.items():
-            for expert in experts:
-                if 0 <= expert < n_expert:
-                    holders.setdefault((layer, expert), []).append(index)
+    if not view.workers:
+        return Routing()
+    n_layer = max(len(worker.table) for worker in view.workers)
+    tables = np.zeros((len(view.workers), n_layer, n_expert), np.bool_)
+    for mine, worker in zip(tables, view.workers, strict=True):
+        table = worker.table[:, :n_expert]
+        mine[: table.shape[0], : table.shape[1]] = table
+    held = tables.reshape(len(view.workers), -1)
+    n_holders = held.view(np.uint8).sum(0, dtype=np.uint16)
+    owners = np.full(n_layer * n_expert, LOCAL, np.int32)
+    alone = np.flatnonzero(n_holders == 1)
+    owners[alone] = held[:, alone].argmax(0)
+    given = np.bincount(owners[alone], minlength=len(view.workers))
+    order = np.argsort(n_holders, kind="stable")
+    shared = order[np.searchsorted(n_holders[order], 2) :]
+    # A holder set is a number with a bit a worker, the first one's lowest: any number of workers in one operation.
+    bits = np.packbits(held, axis=0, bitorder="little")[:, shared].T.tobytes()
+    size = -(-len(view.workers) // 8)
+    sets = [int.from_bytes(bits[at : at + size], "little") for at in range(0, len(bits), size)]
+    given_to = _give(sets, given.tolist())
+    owners[shared] = given_to
+    seconds = np.full_like(owners, LOCAL)
+    seconds[shared] = [_next(holders, owner) for holders, owner in zip(sets, given_to, strict=True)]
+    return Routing(
+        view.workers,
+        _by_layer(owners.reshape(n_layer, n_expert)),
+        _by_layer(seconds.reshape(n_layer, n_expert)),
+    )
+
+
+def _by_layer(table: I32) -> dict[int, I32]:
+    """Rows of a table i32 [n_layer, n_expert] in which anything is not local."""
+    return {layer: table[layer] for layer in np.flatnonzero((table != LOCAL).any(1)).tolist()}
+
+
+def _next(holders: int, owner: int) -> int:
+    """The next of a set of at least two holders after the owner, round the list."""
+    after = holders >> (owner + 1) << (owner + 1) or holders
+    return (after & -after).bit_length() - 1
+
+
+def without(routing: Routing, lost: Mapping[int, Mapping[int, frozenset[int]]]) -> Routing:
+    """The same, with what some workers (by index) lost made local: cheaper than a new one, until there is one.
+
+    `lost[index]`: what that worker still holds.
+    """
+    return Routing(routing.workers, _left(routing.owners, lost), _left(routing.seconds, lost))
+
+
+def _left(tables: Mapping[int, I32], lost: Mapping[int, Mapping[int, frozenset[int]]]) -> dict[int, I32]:
+    """Owners or seconds by layer, with what is lost made local."""
     owners: dict[int, I32] = {}
-    given = [0] * len(view.workers)
-    for (layer, expert), candidates in sorted(holders.items(), key=lambda item: (len(item[1]), item[0])):
-        owner = min(candidates, key=lambda index: (given[index], index))
-        given[owner] += 1
-        table = owners.setdefault(layer, np.full(n_expert, LOCAL, np.int32))
-        table[expert] = owner
-    return Routing(view.workers, owners)
+    for layer, table in tables.items():
+        left = table
+        for index, holdings in lost.items():
+            gone = left == index
+            gone[[expert for expert in holdings.get(layer, ()) if expert < len(gone)]] = False
+            left = np.where(gone, np.int32(LOCAL), left)
+        if (left != LOCAL).any():
+            owners[layer] = left
+    return owners
+
+
+def _give(sets: list[int], given: list[int]) -> list[int]:
+    """The owner for each set of holders in turn: of those given the fewest so far, the first."""
+    levels: dict[int, int] = {}
+    """Who has been given so many, as a set."""
+    for index, count in enumerate(given):
+        levels[count] = levels.get(count, 0) | 1 << index
+    counts = sorted(levels)
+    owners: list[int] = []
+    for holders, equal in groupby(sets):
+        n_left = sum(1 for _ in equal)
+        while n_left:
+            place = 0
+            while not (fewest := levels[counts[place]] & holders):
+                place += 1
+            count, chosen = counts[place], 0
+            while fewest and n_left:  # all of them are given one more before any is given two
+                first = fewest & -fewest
+                owners.append(first.bit_length() - 1)
+                fewest ^= first
+                chosen |= first
+                n_left -= 1
+            if count + 1 not in levels:
+                levels[count + 1] = 0
+                counts.insert(place + 1, count + 1)
+            levels[count + 1] |= chosen
+            levels[count] ^= chosen
+            if not levels[count]:
+                del levels[count], counts[place]
+    return owners
 
 
 def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
@@ -85,11 +167,19 @@ def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
     `ids` i32 [T, k]: the experts that the gate chose for each row.
     """
     owners = routing.owners.get(layer)
-    if owners is None:
-        return None
+    return None if owners is None else plan_pairs(owners[ids].ravel(), ids)
+
+
+def unowned(routing: Routing, layer: int, ids: I32) -> I32:
+    """Those of the chosen experts, one entry a pair, that no worker answers for."""
+    owners = routing.owners.get(layer)
+    return ids if owners is None else ids[owners[ids] == LOCAL]
+
+
+def plan_pairs(owner_of_pair: I32, ids: I32) -> DispatchPlan | None:
+    """Split the pairs of a layer by owner, i32 [T * k]; None when every pair is local."""
     if len(ids) == 1:
-        return _plan_row(owners, ids[0])
-    owner_of_pair = owners[ids].ravel()
+        return _plan_row(owner_of_pair, ids[0])
     present = np.unique(owner_of_pair)
     if present[-1] == LOCAL:
         return None
@@ -100,14 +190,14 @@ def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
     return DispatchPlan(local, tuple(shares.items()))
 
 
-def _plan_row(owners: I32, ids: I32) -> DispatchPlan | None:
+def _plan_row(owner_of_pair: I32, ids: I32) -> DispatchPlan | None:
     """`plan_layer` for one row: a token of an answer.
 
     In Python, as numpy's set operations cost 200 us with cold caches, and a token needs one such plan a layer.
     """
     experts = ids.tolist()
     pairs: dict[int, list[int]] = {}
-    for position, owner in enumerate(owners[ids].tolist()):
+    for position, owner in enumerate(owner_of_pair.tolist()):
         pairs.setdefault(owner, []).append(position)
     positions = pairs.pop(LOCAL, None)
     if not pairs:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from swarmnode.identity import NodeId
 
@@ -19,6 +23,15 @@ class WorkerView:
     node_id: NodeId
     holdings: Mapping[int, frozenset[int]]
     max_rows: int
+
+    @cached_property
+    def table(self) -> npt.NDArray[np.bool_]:
+        """`holdings` as bool [layers, experts], as large as the highest of each needs. Not to be written to."""
+        n_expert = 1 + max((max(held) for held in self.holdings.values() if held), default=-1)
+        table = np.zeros((1 + max(self.holdings, default=-1), n_expert), np.bool_)
+        for layer, held in self.holdings.items():
+            table[layer, list(held)] = True
+        return table
 
 
 @dataclass(frozen=True)

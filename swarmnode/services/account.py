@@ -31,16 +31,22 @@ class Account:
     """Counts of one generation.
 
     `pairs` is all of them; `remote` were answered by workers, `fallback` were sent out but computed by the local
-    replica after all, the rest was local from the start.
+    replica after all, the rest was local from the start. Of both, `hedged` were late and asked for a second time, of
+    another worker or of the local replica.
     """
 
     pairs: int = 0
     remote: int = 0
     fallback: int = 0
+    hedged: int = 0
     layers: int = 0
     remote_layers: int = 0
     cached_tokens: int = 0
     """Tokens of the prompt that were not run, because a slot held them."""
+    drafted_tokens: int = 0
+    """Tokens of the answer that were guessed, and tried out several at once."""
+    accepted_tokens: int = 0
+    """Guesses that were right."""
     wait_s: float = 0.0
     """Time the forward pass stood still for workers, beyond its own share of the layer."""
     workers: dict[str, WorkerShare] = field(default_factory=dict)
@@ -60,8 +66,11 @@ class Account:
             "pairs": self.pairs,
             "pairs_remote": self.remote,
             "pairs_fallback": self.fallback,
+            "pairs_hedged": self.hedged,
             "share_remote": round(self.remote_share, 4),
             "cached_tokens": self.cached_tokens,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
             "layers": self.layers,
             "layers_remote": self.remote_layers,
             "wait_ms": round(self.wait_s * 1e3, 2),
@@ -95,6 +104,7 @@ class StepAccount:
         self._parts = parts
         self._remote = [0] * len(parts)
         self._fallback = [0] * len(parts)
+        self._hedged = [0] * len(parts)
         self._workers: dict[str, WorkerShare] = {}
         self._by_worker: dict[str, list[int]] = {}
         self.remote_layers = 0
@@ -104,6 +114,11 @@ class StepAccount:
     def worker(self, name: str) -> WorkerShare:
         """The entry of one worker, made when it is new. Its pairs are counted by `answered`."""
         return self._workers.setdefault(name, WorkerShare())
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """The workers whose rows were used."""
+        return tuple(self._by_worker)
 
     def answered(self, name: str, pair_rows: npt.NDArray[np.int64], n_rows: int) -> None:
         """A worker answered pairs of these rows (one entry a pair) of a layer of `n_rows` rows."""
@@ -118,6 +133,11 @@ class StepAccount:
         for index, n_pairs in enumerate(self._by_part(pair_rows, n_rows)):
             self._fallback[index] += n_pairs
 
+    def hedged(self, pair_rows: npt.NDArray[np.int64], n_rows: int) -> None:
+        """Pairs were asked for a second time."""
+        for index, n_pairs in enumerate(self._by_part(pair_rows, n_rows)):
+            self._hedged[index] += n_pairs
+
     def divide(self, n_layer: int, n_used: int) -> None:
         """Add to each answer's account what its rows had of the step: `n_layer` layers, `n_used` experts a row in each;
         in the last one only the rows of the logits have any.
@@ -127,6 +147,7 @@ class StepAccount:
             account.pairs += n_used * (part.n_rows * (n_layer - 1) + part.n_out)
             account.remote += self._remote[index]
             account.fallback += self._fallback[index]
+            account.hedged += self._hedged[index]
             account.layers += n_layer
             account.remote_layers += self.remote_layers
             account.wait_s += self.wait_s

@@ -42,7 +42,7 @@ class _Ask:
 
     @property
     def wanted(self) -> Wanted:
-        return Wanted(len(self.rows.tokens) - self.n_done, self.may_be_cut)
+        return Wanted(len(self.rows.tokens) - self.n_done, self.may_be_cut, self.rows.tentative)
 
     def next_rows(self, n_tokens: int) -> Rows:
         """The next `n_tokens` of it: without logits unless they are the last."""
@@ -59,8 +59,15 @@ class _Step:
     def __init__(self, parts: Sequence[tuple[_Ask, int]]) -> None:
         self.parts = parts
         self.scope = trio.CancelScope()
+        self.is_answers = all(ask.wanted.is_answer for ask, _ in parts)
+        """Whether there is no prompt in it."""
         for ask, _ in parts:
             ask.step = self
+
+    @property
+    def n_rows(self) -> int:
+        """Tokens in it."""
+        return sum(n_tokens for _, n_tokens in self.parts)
 
     def was_left(self) -> None:
         """Somebody left: the last one ends it."""
@@ -82,6 +89,11 @@ class Seat:
         """
         return await self._batcher.run_rows(rows, may_be_cut)
 
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether steps with guessed tokens would be faster."""
+        return self._batcher.wants_drafts
+
     @contextmanager
     def away(self) -> Iterator[None]:
         """While this sequence waits for something else: no step waits for it."""
@@ -98,7 +110,11 @@ class Batcher:
     def __init__(self, passes: PassRunner, start: Start, config: EngineConfig, max_rows: int) -> None:
         """`start` runs steps; a step has at most `max_rows` rows."""
         self.passes = passes
+        self.speculate = config.speculate
+        """See EngineConfig; may be changed at any time."""
         self.times = StepTimes(config)
+        self._answer_times = StepTimes(config)
+        """Of steps without prompts, as if no tokens had been guessed in them."""
         self._start = start
         self._config = config
         self._max_rows = max_rows
@@ -125,6 +141,13 @@ class Batcher:
         """A sequence that was expected will not ask."""
         self._n_expected -= 1
         self._begin_steps()
+
+    @property
+    def wants_drafts(self) -> bool:
+        """See Seat."""
+        if self.speculate == "auto":
+            return self._answer_times.leave_idle(len(self._steps) + 1)
+        return self.speculate == "always"
 
     async def run_rows(self, rows: Rows, may_be_cut: bool) -> Any:
         """See Seat.run."""
@@ -176,6 +199,8 @@ class Batcher:
             with step.scope:
                 values, times = await self.passes.run([ask.next_rows(n) for ask, n in step.parts])
                 self.times.add(times.compute_s, times.wait_s)
+                if step.is_answers:
+                    self._answer_times.add(times.compute_s * len(step.parts) / step.n_rows, times.wait_s)
                 error = None
         except Exception as caught:
             error = caught

@@ -28,6 +28,7 @@ from swarmnode.services.members import Members
 from swarmnode.services.passes import F32, Passes, Rows
 from swarmnode.services.prefix_cache import PrefixCache
 from swarmnode.services.remote_experts import RemoteExperts
+from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import Runner
 
 __all__ = ["DoneEvent", "Engine", "GenerateRequest", "TokenEvent"]
@@ -68,6 +69,7 @@ class Engine:
         chunk_tokens: int,
         demand: DemandWatch | None = None,
         config: EngineConfig | None = None,
+        residents: ResidentExperts | None = None,
     ) -> None:
         config = config or EngineConfig()
         self.model = model
@@ -78,7 +80,7 @@ class Engine:
         self._turns = trio.Semaphore(n_slots)
         members.on_betrayal = self._doubt
         self._parts = Parts(model, tokenizer, compute, self._prefixes, config, chunk_tokens)
-        self.passes = Passes(model, bank, compute, members, remote, demand)
+        self.passes = Passes(model, bank, compute, members, remote, demand, residents)
         self.batcher = Batcher(self.passes, self._start, config, chunk_tokens)
         self._tasks: trio.MemorySendChannel[Callable[[], Awaitable[None]]] | None = None
         """Takes functions to run as tasks; None while the engine does not run."""

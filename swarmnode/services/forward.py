@@ -17,7 +17,8 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.combine import combine_top_k
 from swarmnode.compute.expert_graph import StackedExperts
 from swarmnode.models.base import ExpertCall, Model, Part
-from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, plan_layer
+from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, unowned
+from swarmnode.schedule.sending import Planner, SendPolicy
 
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
@@ -30,6 +31,12 @@ class RemoteLayer:
 
     call: ExpertCall
     plan: DispatchPlan
+    routing: Routing = field(default_factory=Routing)
+    """By which it was planned."""
+    stopped_s: float = 0.0
+    """When the pass stopped for it, on the cost model's clock."""
+    explores: bool = False
+    """It is sent to learn how long that takes."""
 
 
 @dataclass
@@ -111,24 +118,31 @@ class ForwardPass(Generic[T]):
         bank: ExpertBank,
         parts: Sequence[Part],
         takes: Sequence[Callable[[F32], T]],
+        policy: SendPolicy,
         *,
         counts: bool = False,
     ) -> None:
-        """`counts`: keep what the gate chose in `chosen` and `unmet`."""
+        """`policy`: what is sent out; `counts`: keep what the gate chose in `chosen` and `unmet`."""
         self._bank = bank
+        self._policy = policy
+        self._now = policy.cost.now
+        self._planner: Planner | None = None
         self._takes = takes
+        self._n_parts = len(parts)
         self._n_used = model.n_expert_used
         self._routing = Routing()
         self._steps: Generator[ExpertCall, F32, list[F32]] = model.forward_batch(
-            parts, stacked=self._stacked, chosen=self._keep_local if counts else None
+            parts, stacked=self._stacked, chosen=self._keep if counts else None
         )
         self._routed: F32 | None = None
         """The routed output that a pause has kept back."""
         self._counts = counts
+        self.explored_s = 0.0
+        """Spent on layers that were computed here only to learn how long that takes."""
         self.chosen: list[tuple[int, I32]] = []
         """Layer and expert ids, of all pairs."""
         self.unmet: list[tuple[int, I32]] = []
-        """Those of pairs that no worker answers for."""
+        """Those of pairs that no worker could have been asked for."""
 
     def advance(
         self, routing: Routing, finish: Callable[[], F32] | None = None
@@ -138,18 +152,19 @@ class ForwardPass(Generic[T]):
         `routing` is a snapshot taken on the trio side right before: Members must not be touched from this thread.
         `finish` makes the routed output, f32 [T, n_embd], of the RemoteLayer returned before; None otherwise.
         """
+        planner = self._planner = self._planner or self._policy.begin(self._n_parts)
         self._routing = routing
         routed = self._routed if finish is None else finish()
         self._routed = None
         try:
             call = next(self._steps) if routed is None else self._steps.send(routed)
             while True:
-                plan = plan_layer(routing, call.layer, call.ids)
+                plan = planner.plan(routing, call.layer, call.ids)
                 if self._counts:
-                    self._keep(call, plan)
+                    self._keep(call.layer, call.ids)
                 if plan is not None:
-                    return RemoteLayer(call, plan)
-                routed = self._bank.moe(call.layer, call.rows, call.ids, call.weights)
+                    return RemoteLayer(call, plan, routing, self._now(), planner.is_exploring)
+                routed = self._local(call, planner.is_exploring)
                 if len(call.rows) > 1:
                     self._routed = routed
                     return Paused()
@@ -160,20 +175,22 @@ class ForwardPass(Generic[T]):
                 [take(out) if len(out) else None for take, out in zip(self._takes, logits, strict=True)]
             )
 
-    def _keep(self, call: ExpertCall, plan: DispatchPlan | None) -> None:
-        self.chosen.append((call.layer, call.ids))
-        if plan is None:
-            self.unmet.append((call.layer, call.ids))
-        elif plan.local is not None:
-            self.unmet.append((call.layer, plan.local.pair_expert))
+    def _local(self, call: ExpertCall, explores: bool) -> F32:
+        started_s = self._now()
+        routed = self._bank.moe(call.layer, call.rows, call.ids, call.weights)
+        spent_s = self._now() - started_s
+        self._policy.computed(call.layer, call.ids.ravel(), spent_s)
+        if explores:
+            self.explored_s += spent_s
+        return routed
 
-    def _keep_local(self, layer: int, ids: I32) -> None:
+    def _keep(self, layer: int, ids: I32) -> None:
         self.chosen.append((layer, ids))
-        self.unmet.append((layer, ids))
+        self.unmet.append((layer, unowned(self._routing, layer, ids)))
 
     def _stacked(self, layer: int) -> StackedExperts | None:
-        """For a pass of one token: the experts of a layer of which no worker answers for any."""
-        if layer in self._routing.owners:
+        """For a pass of one token: the experts of a layer that is computed here whatever the gate chooses."""
+        if self._planner is None or not self._planner.fuses(self._routing, layer):
             return None
         return self._bank.stacked(layer, self._n_used)
 

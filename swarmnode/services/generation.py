@@ -6,6 +6,7 @@ sequences, never for clients.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
 from swarmnode.services.account import Account
 from swarmnode.services.batcher import Seat
+from swarmnode.services.drafts import Drafts, verify
 from swarmnode.services.passes import F32, Rows
 from swarmnode.services.prefix_cache import PrefixCache, plan_prefill
 from swarmnode.services.runners import Runner
@@ -96,6 +98,7 @@ class Generation:
         self._send = send
         self._account = Account()
         self._sampler = Sampler(request.sampling)
+        self._drafts = Drafts(self._tokens, parts.config)
 
     async def run(self) -> None:
         """To the end of the answer, or until nobody listens any more. Raises what passes raise."""
@@ -107,18 +110,48 @@ class Generation:
     async def _answer(self) -> None:
         request, decoder = self._request, StreamDecoder(self._parts.tokenizer)
         token = await self._prefill()
+        ahead: deque[int] = deque([token])
         new_tokens = 0
         reason = "length"
         while new_tokens < request.max_tokens:
+            token = ahead.popleft()
             if token in request.stop_ids:
                 reason = "stop"
                 break
             new_tokens += 1
+            self._drafts.add(token)
             await self._tell(TokenEvent(token, decoder.push(token), self._account))
-            if new_tokens < request.max_tokens:
-                token = await self._go_on([token], self._sampler.sample_last)
+            if not ahead and new_tokens < request.max_tokens:
+                ahead.extend(await self._next(token, request.max_tokens - new_tokens))
         n_prompt = len(self._tokens)
         await self._tell(DoneEvent(reason, decoder.finish(), n_prompt, new_tokens, self._account))
+
+    async def _next(self, token: int, n_most: int) -> list[int]:
+        """Run the answer's last token, and guesses behind it; the one to `n_most` tokens that follow."""
+        draft: list[int] = []
+        if n_most > 1 and self._seat.wants_drafts:
+            n_most = min(n_most, self._parts.chunk_tokens)
+            draft = self._drafts.propose(n_most - 1, self._request.stop_ids)
+        if not draft:
+            return [await self._go_on([token], self._sampler.sample_last)]
+        self._account.drafted_tokens += len(draft)
+        prefixes, slot = self._parts.prefixes, self._slot
+        prefixes.begin(slot)
+        take = partial(self._take_draft, draft)
+        rows = Rows(slot, [token, *draft], 1 + len(draft), take, self._account, tentative=True)
+        found: list[int] = await self._seat.run(rows, may_be_cut=False)
+        prefixes.append(slot, [token, *found[:-1]], self._account.workers)
+        self._account.accepted_tokens += len(found) - 1
+        self._drafts.judge(len(draft), len(found) - 1)
+        return found
+
+    def _take_draft(self, draft: Sequence[int], logits: F32) -> list[int]:
+        """On the compute thread: the tokens that follow. The slot holds all but the last of them then."""
+        found = verify(draft, logits, self._sampler.sample, self._request.stop_ids)
+        self._parts.model.accept(
+            self._slot, len(found)
+        )  # the one that was run for sure, and len(found) - 1 guesses
+        return found
 
     async def _tell(self, event: Event) -> None:
         try:

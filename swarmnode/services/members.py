@@ -1,7 +1,9 @@
 """Which connected workers may be sent rows: announced, answering, not quarantined.
 
 Attached is not serving: a worker gets rows only after it answered a probe correctly, and only while it has answered
-something within `DispatchConfig.fresh_s`. A missed deadline takes it out at once; a correct probe brings it back.
+something within `DispatchConfig.fresh_s`. A missed deadline takes it out at once, several refusals in a row do as well;
+after a pause a correct probe brings it back. Pauses get longer until it has worked again, and are the node's: a new
+connection or announcement ends none.
 The same holds for what it claims later: one of the new experts, drawn at random, has to be computed correctly before
 any of them gets rows. Meanwhile the others go on.
 """
@@ -10,6 +12,8 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,7 +22,7 @@ from swarmnode.config import DispatchConfig
 from swarmnode.errors import RequestRefusedError
 from swarmnode.identity import NodeId
 from swarmnode.net.peer import Peer
-from swarmnode.schedule.dispatch import Routing, build_routing
+from swarmnode.schedule.dispatch import Routing, build_routing, without
 from swarmnode.schedule.view import SwarmView, WorkerView
 from swarmnode.weights.slices import ExpertRange, holdings_of
 
@@ -28,7 +32,14 @@ Holdings: TypeAlias = Mapping[int, frozenset[int]]
 log = logging.getLogger(__name__)
 
 HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
-"""Refusals that say nothing against a worker: it works, just not on this, or not now."""
+"""Refusals that say nothing against a worker, unless nothing else comes: it works, just not on this, or not now."""
+
+MAX_PASTS = 4096
+"""Nodes that let us down of which that is remembered, connected or not."""
+MAX_STRIKES = 32
+"""Counted up to here."""
+MAX_QUARANTINED = 16_384
+"""Nodes in quarantine; of more the one longest in it is let out. A node is 100 bytes here."""
 
 
 class Standing(enum.Enum):
@@ -38,7 +49,7 @@ class Standing(enum.Enum):
     """Announced, not yet probed."""
     SERVING = "serving"
     SUSPECT = "suspect"
-    """Missed a deadline; gets no rows until a probe is answered."""
+    """Let requests down; gets no rows until its pause is over and a probe is answered."""
     QUARANTINED = "quarantined"
     """Computed wrong numbers; gets no rows for `DispatchConfig.quarantine_s`, reconnecting or not."""
 
@@ -50,6 +61,24 @@ class Tally:
     pairs: int = 0
     late: int = 0
     bad_replies: int = 0
+
+
+@dataclass(eq=False)
+class Past:
+    """How a node let us down lately. Outlives connections for `DispatchConfig.quarantine_s`."""
+
+    until_s: float = -math.inf
+    """It gets no rows before this: it said so, or it is its pause."""
+    in_vain: int = 0
+    """Requests in a row that brought nothing. Those that were under way together count once."""
+    strikes: int = 0
+    """Pauses lately: each is twice the one before."""
+    n_worked: int = 0
+    """Requests answered since the last of them."""
+    is_suspect: bool = False
+    reason: str = ""
+    ends_s: float = math.inf
+    """When all that is forgotten."""
 
 
 @dataclass(eq=False)
@@ -67,6 +96,8 @@ class Worker:
     """When it came to this standing."""
     answered_at_s: float = float("-inf")
     reason: str = ""
+    past: Past = field(default_factory=Past)
+    """Shared by all connections of the node."""
     tally: Tally = field(default_factory=Tally)
     holdings: Holdings = field(init=False)
     """What it claims to hold."""
@@ -102,12 +133,24 @@ class Members:
         self._n_expert = n_expert
         self._config = config
         self._now = now
-        self._quarantined: dict[NodeId, tuple[float, str]] = {}
-        """Until when, and why."""
+        self._quarantined: OrderedDict[NodeId, tuple[float, str]] = OrderedDict()
+        """Until when, and why; in the order of ending."""
+        self._pasts: OrderedDict[NodeId, Past] = OrderedDict()
+        """In the order of ending."""
         self._workers: dict[NodeId, Worker] = {}
         self._routing = Routing()
-        self._routed: tuple[Worker, ...] = ()
-        self._stale = False
+        self._routed: dict[Worker, int] = {}
+        """Those of `_order` that may be sent rows, with their index there."""
+        self._order: tuple[Worker, ...] = ()
+        """The workers of the routing."""
+        self._views: dict[Worker, WorkerView] = {}
+        self._lost: set[Worker] = set()
+        """Those of `_routed` that may be sent rows for less than the routing says, or for nothing."""
+        self._gained = False
+        """Some may be sent rows for more than the routing says."""
+        self._wakes_s = math.inf
+        """When the first of those that asked for a pause is back."""
+        self._built_s = -math.inf
         self.on_betrayal: Callable[[NodeId], None] | None = None
         """Told of every worker that is found to compute wrong numbers."""
         self.on_change: Callable[[Worker, bool], None] | None = None
@@ -130,13 +173,20 @@ class Members:
         """
         worker = self._workers.get(peer.node_id)
         if worker is not None and worker.peer is peer:
-            self._stale |= worker in self._routed
-            worker.update(ranges, max_rows, device)
+            if (worker.ranges, worker.max_rows) != (ranges, max_rows):
+                before = worker.proven
+                worker.update(ranges, max_rows, device)
+                if worker.proven != before:
+                    self._lose(worker)
             return worker
-        self._stale |= worker in self._routed
-        worker = Worker(peer, peer.node_id, ranges, max_rows, device, since_s=self._now())
-        if self.is_quarantined(worker):
-            worker.standing, worker.reason = Standing.QUARANTINED, self._quarantined[peer.node_id][1]
+        if worker is not None:
+            self._lose(worker)
+        past = self._past(peer.node_id) if worker is None else worker.past
+        worker = Worker(peer, peer.node_id, ranges, max_rows, device, since_s=self._now(), past=past)
+        if past.is_suspect:
+            worker.standing, worker.reason = Standing.SUSPECT, past.reason
+        if (reason := self._quarantine_reason(peer.node_id)) is not None:
+            worker.standing, worker.reason = Standing.QUARANTINED, reason
         self._workers[peer.node_id] = worker
         return worker
 
@@ -145,7 +195,7 @@ class Members:
         worker = self._workers.get(peer.node_id)
         if worker is not None and worker.peer is peer:
             del self._workers[peer.node_id]
-            self._stale |= worker in self._routed
+            self._lose(worker)
             if self.on_change is not None:
                 self.on_change(worker, True)
 
@@ -156,12 +206,23 @@ class Members:
     def answered(self, worker: Worker) -> None:
         """The worker answered, in time."""
         worker.answered_at_s = self._now()
-        self._stale |= worker.standing is Standing.SERVING and worker not in self._routed
+        self._gained |= worker.standing is Standing.SERVING and worker not in self._routed
 
     def computed(self, worker: Worker, n_pairs: int) -> None:
         """The worker answered with rows, which are going to be used."""
         worker.tally.pairs += n_pairs
+        past = worker.past
+        past.in_vain = 0
+        past.n_worked += 1
+        if past.n_worked >= self._config.forgiven_after:
+            past.strikes = 0
         self.answered(worker)
+
+    def may_probe(self, worker: Worker) -> bool:
+        """Whether a probe could change anything now: no quarantine, and no pause after letting us down."""
+        if self.is_quarantined(worker):
+            return False
+        return worker.standing is Standing.SERVING or worker.past.until_s <= self._now()
 
     def probe_begins(self, worker: Worker) -> Holdings:
         """The worker is about to be probed, with one of these experts: of what is unproven, if anything is."""
@@ -169,30 +230,98 @@ class Members:
         return worker.on_trial or worker.holdings
 
     def probe_passed(self, worker: Worker) -> None:
-        """The worker computed correctly what it was asked since `probe_begins`."""
+        """The worker computed correctly what it was asked since `probe_begins`.
+
+        That proves what it holds, and ends no pause.
+        """
         self.answered(worker)
         if self.is_quarantined(worker):
             return
         if worker.on_trial:
             worker.proven, worker.on_trial = _union(worker.proven, worker.on_trial), {}
-            self._stale |= worker in self._routed
-        if worker.standing is not Standing.SERVING:
+            self._gained = True
+        if worker.standing is not Standing.SERVING and self.may_probe(worker):
+            worker.past.is_suspect = False
             self._set(worker, Standing.SERVING, "")
             log.info("worker %s serves %d experts", worker.node_id.short, _count(worker.proven))
 
+    def probe_failed(self, worker: Worker, reason: str) -> None:
+        """The worker did not answer a probe: no rows until it has answered one. The prober makes the pauses."""
+        worker.tally.late += 1
+        self._suspect(worker, reason)
+
+    def probe_refused(self, worker: Worker, refusal: RequestRefusedError) -> None:
+        """The worker said no to a probe: a failure, unless the reason says nothing against it and it worked lately."""
+        is_fresh = worker.answered_at_s >= self._now() - self._config.fresh_s
+        if refusal.code not in HARMLESS_REFUSALS or not is_fresh:
+            self.probe_failed(worker, str(refusal))
+
     def refused(self, worker: Worker, refusal: RequestRefusedError) -> None:
-        """The worker said no: a miss, unless the reason says nothing against it."""
-        if refusal.code in HARMLESS_REFUSALS:
-            self.answered(worker)
-        else:
+        """The worker said no to work: a miss, unless the reason says nothing against it and it is not always so.
+
+        It gets no rows before it wants to be asked again.
+        """
+        if refusal.code not in HARMLESS_REFUSALS:
             self.missed(worker, str(refusal))
+            return
+        past = self._past_of(worker)
+        if self._was_in_vain(past) and past.in_vain >= self._config.refusals_in_a_row:
+            self._pause(past)
+            self._suspect(worker, f"{past.in_vain} requests in a row brought nothing, the last: {refusal}")
+        if refusal.retry_after_ms:
+            past.until_s = max(past.until_s, self._now() + refusal.retry_after_ms / 1e3)
+            self._wakes_s = min(self._wakes_s, past.until_s)
+            self._lose(self._workers.get(worker.node_id, worker))
 
     def missed(self, worker: Worker, reason: str) -> None:
-        """The worker let a deadline pass or failed: no rows until it has answered a probe."""
+        """The worker let work's deadline pass or failed: no rows until a pause is over and it has answered a probe."""
         worker.tally.late += 1
-        if worker.standing is Standing.SERVING:
-            log.warning("worker %s is out of routing: %s", worker.node_id.short, reason)
-            self._set(worker, Standing.SUSPECT, reason)
+        past = self._past_of(worker)
+        if self._was_in_vain(past):
+            self._pause(past)
+        self._suspect(worker, reason)
+
+    def _was_in_vain(self, past: Past) -> bool:
+        """A request brought nothing. Whether that is news: not of requests that were under way when a pause began."""
+        if past.until_s > self._now():
+            return False
+        past.in_vain += 1
+        past.n_worked = 0
+        return True
+
+    def _pause(self, past: Past) -> None:
+        config = self._config
+        past.until_s = self._now() + min(config.probe_tick_s * 2.0**past.strikes, config.suspect_max_s)
+        past.strikes = min(past.strikes + 1, MAX_STRIKES)
+
+    def _suspect(self, worker: Worker, reason: str) -> None:
+        """Take the node out, whichever of its connections let us down."""
+        known = self._workers.get(worker.node_id, worker)
+        if known.standing in (Standing.SUSPECT, Standing.QUARANTINED):
+            return
+        past = self._past_of(worker)
+        past.is_suspect, past.reason = True, reason
+        if known.standing is Standing.SERVING:
+            pause_s = max(past.until_s - self._now(), 0)
+            log.warning("worker %s is out of routing for %.0f s: %s", known.node_id.short, pause_s, reason)
+        self._set(known, Standing.SUSPECT, reason)
+
+    def _past_of(self, worker: Worker) -> Past:
+        """What is held against the worker's node; about to change, and remembered from now on."""
+        past = self._pasts.setdefault(worker.node_id, worker.past)
+        past.ends_s = self._now() + self._config.quarantine_s
+        self._pasts.move_to_end(worker.node_id)
+        if len(self._pasts) > MAX_PASTS:
+            self._pasts.popitem(last=False)
+        worker.past = self._workers.get(worker.node_id, worker).past = past
+        return past
+
+    def _past(self, node_id: NodeId) -> Past:
+        """What is remembered of a node."""
+        now_s = self._now()
+        while self._pasts and next(iter(self._pasts.values())).ends_s <= now_s:
+            self._pasts.popitem(last=False)
+        return self._pasts.get(node_id) or Past()
 
     def quarantine(self, worker: Worker, reason: str) -> None:
         """The worker's numbers are wrong: no rows for a while, whatever it does, whether it has reconnected or not."""
@@ -201,38 +330,97 @@ class Members:
         if self.on_betrayal is not None:
             self.on_betrayal(worker.node_id)
         self._quarantined[worker.node_id] = (self._now() + self._config.quarantine_s, reason)
+        self._quarantined.move_to_end(worker.node_id)
+        if len(self._quarantined) > MAX_QUARANTINED:
+            self._quarantined.popitem(last=False)
         known = self._workers.get(worker.node_id, worker)
         known.proven = known.on_trial = {}
         self._set(known, Standing.QUARANTINED, reason)
 
     def is_quarantined(self, worker: Worker) -> bool:
         """Whether its node computed wrong numbers within the last `DispatchConfig.quarantine_s`."""
+        return self._quarantine_reason(worker.node_id) is not None
+
+    def _quarantine_reason(self, node_id: NodeId) -> str | None:
         now_s = self._now()
-        self._quarantined = {node: item for node, item in self._quarantined.items() if item[0] > now_s}
-        return worker.node_id in self._quarantined
+        while self._quarantined and next(iter(self._quarantined.values()))[0] <= now_s:
+            self._quarantined.popitem(last=False)
+        item = self._quarantined.get(node_id)
+        return None if item is None else item[1]
+
+    # -- routing
 
     def routing(self) -> tuple[Routing, tuple[Worker, ...]]:
-        """Owners of all experts now, and the workers by index. Cheap when nothing changed."""
-        horizon_s = self._now() - self._config.fresh_s
-        if self._stale or any(worker.answered_at_s < horizon_s for worker in self._routed):
-            self._rebuild(horizon_s)
-        return self._routing, self._routed
+        """Owners of all experts now, and the workers by index. Cheap when nothing changed.
+
+        What is lost is local at once; a new routing, which takes longer, is made at most every
+        `DispatchConfig.rebuild_s`.
+        """
+        now_s = self._now()
+        horizon_s = now_s - self._config.fresh_s
+        self._lost.update(worker for worker in self._routed if worker.answered_at_s < horizon_s)
+        if self._lost or self._gained or now_s >= self._wakes_s:
+            if now_s >= self._built_s + self._config.rebuild_s:
+                self._rebuild()
+            elif self._lost:
+                self._take_out()
+        return self._routing, self._order
+
+    def _lose(self, worker: Worker) -> None:
+        if worker in self._routed:
+            self._lost.add(worker)
 
     def _set(self, worker: Worker, standing: Standing, reason: str) -> None:
-        self._stale |= Standing.SERVING in (worker.standing, standing)
+        self._lose(worker)
+        self._gained |= standing is Standing.SERVING
         worker.standing, worker.reason, worker.since_s = standing, reason, self._now()
         if self.on_change is not None:
             self.on_change(worker, False)
 
-    def _rebuild(self, horizon_s: float) -> None:
-        self._routed = tuple(
-            worker
-            for worker in self._workers.values()
-            if worker.standing is Standing.SERVING and worker.answered_at_s >= horizon_s
+    def _may_have_rows(self, worker: Worker) -> bool:
+        now_s = self._now()
+        return (
+            worker.standing is Standing.SERVING
+            and worker.past.until_s <= now_s
+            and worker.answered_at_s >= now_s - self._config.fresh_s
+            and self._workers.get(worker.node_id) is worker
         )
-        views = tuple(WorkerView(w.node_id, w.proven, w.max_rows) for w in self._routed)
-        self._routing = build_routing(SwarmView(views), self._n_expert)
-        self._stale = False
+
+    def _take_out(self) -> None:
+        left: dict[int, Holdings] = {}
+        for worker in self._lost:
+            if self._may_have_rows(worker):
+                left[self._routed[worker]] = worker.proven
+            else:
+                left[self._routed.pop(worker)] = {}
+        self._routing = without(self._routing, left)
+        self._lost.clear()
+        self._gained = True  # others may hold the same
+
+    def _rebuild(self) -> None:
+        now_s = self._now()
+        self._order = tuple(worker for worker in self._workers.values() if self._may_have_rows(worker))
+        self._routed = {worker: index for index, worker in enumerate(self._order)}
+        self._views = {worker: self._view(worker) for worker in self._order}
+        self._routing = build_routing(SwarmView(tuple(self._views.values())), self._n_expert)
+        self._lost.clear()
+        self._gained = False
+        self._wakes_s = min(
+            (
+                worker.past.until_s
+                for worker in self._workers.values()
+                if worker.standing is Standing.SERVING and worker.past.until_s > now_s
+            ),
+            default=math.inf,
+        )
+        self._built_s = now_s
+
+    def _view(self, worker: Worker) -> WorkerView:
+        """The same as before if nothing changed: it keeps a table of all experts."""
+        view = self._views.get(worker)
+        if view is not None and (view.holdings, view.max_rows) == (worker.proven, worker.max_rows):
+            return view
+        return WorkerView(worker.node_id, worker.proven, worker.max_rows)
 
 
 def _common(a: Holdings, b: Holdings) -> Holdings:

@@ -10,14 +10,17 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from swarmnode.compute.bank import ExpertBank
+from swarmnode.errors import NotFiniteError
 from swarmnode.models.base import Model, Part
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts
+from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import Runner
 
 F32: TypeAlias = npt.NDArray[np.float32]
@@ -38,6 +41,8 @@ class Rows:
     """Logits wanted, of the last tokens: 0, 1 or all."""
     take: Callable[[F32], Any]
     account: Account
+    tentative: bool = False
+    """See Part: `take` has to accept what it keeps."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class PassTimes:
     compute_s: float
     """On the compute thread."""
     wait_s: float
-    """For workers."""
+    """For workers. Neither counts layers done only to learn how long that takes: nothing follows from those."""
 
 
 class PassRunner(Protocol):
@@ -69,6 +74,7 @@ class Passes:
         members: Members,
         remote: RemoteExperts,
         demand: DemandWatch | None = None,
+        residents: ResidentExperts | None = None,
     ) -> None:
         self._model = model
         self._bank = bank
@@ -76,39 +82,66 @@ class Passes:
         self._members = members
         self.remote = remote
         self._demand = demand
+        self._residents = residents
+        self._n_under_way = 0
 
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
         """See PassRunner. Raises what `Model.forward_batch` raises; whatever workers do, the rows are right."""
-        counts = self._demand is not None and self._demand.wants_pass()
-        parts = [Part(item.slot, item.tokens, item.n_out) for item in rows]
-        forward = ForwardPass(self._model, self._bank, parts, [item.take for item in rows], counts=counts)
+        wanted = self._demand is not None and self._demand.wants_pass()
+        prompts = [item for item in rows if len(item.tokens) > 1 and not item.tentative]
+        counts = wanted or (self._residents is not None and bool(prompts))
+        policy = self.remote.policy
+        parts = [Part(item.slot, item.tokens, item.n_out, item.tentative) for item in rows]
+        forward = ForwardPass(
+            self._model, self._bank, parts, [item.take for item in rows], policy, counts=counts
+        )
         account = StepAccount([AccountedRows(item.account, len(item.tokens), item.n_out) for item in rows])
-        values, compute_s = await self._advance(forward, account, counts)
+        self._n_under_way += 1
+        policy.n_passes = self._n_under_way
+        began_s = trio.current_time()
+        try:
+            values, times = await self._advance(forward, account, wanted)
+        except NotFiniteError as error:
+            if not account.helpers:
+                raise
+            message = f"{error}; or one of these workers, which computed rows of the pass: "
+            raise NotFiniteError(message + ", ".join(account.helpers)) from error
+        finally:
+            policy.passed((trio.current_time() - began_s) / self._n_under_way)
+            self._n_under_way -= 1
+            policy.n_passes = self._n_under_way
         account.divide(self._model.n_layer, self._model.n_expert_used)
-        if counts and self._demand is not None:
+        if wanted and self._demand is not None:
             self._demand.count(forward.chosen, forward.unmet)
-        return values, PassTimes(compute_s, account.wait_s)
+        if counts and self._residents is not None:
+            self._residents.count(forward.chosen, any(item.n_out for item in prompts))
+        return values, times
 
     async def _advance(
         self, forward: ForwardPass[Any], account: StepAccount, counts: bool
-    ) -> tuple[list[Any], float]:
-        """The results, and the seconds on the compute thread."""
+    ) -> tuple[list[Any], PassTimes]:
+        explored_s = 0.0
         routing, workers = self._members.routing()
         result, compute_s = await self._compute.run(partial(_timed, partial(forward.advance, routing)))
         while not isinstance(result, Finished):
-            finish = None
+            pending, finish = None, None
             if isinstance(result, RemoteLayer):
+                waited_s = account.wait_s
                 pending = await self.remote.layer(result, workers, account)
+                if result.explores:
+                    explored_s += account.wait_s - waited_s
                 finish = pending.finish
             routing, workers = self._members.routing()
             advance = partial(forward.advance, routing, finish)
-            result, spent_s = await self._compute.run(partial(_timed, advance))
+            try:
+                result, spent_s = await self._compute.run(partial(_timed, advance))
+            finally:  # who was found lying is not forgotten because the pass failed
+                if pending is not None:
+                    pending.settle()
             compute_s += spent_s
-            if finish is not None:
-                pending.settle()
-                if counts:
-                    forward.unmet += pending.unmet
-        return result.values, compute_s
+            if pending is not None and counts:
+                forward.unmet += pending.unmet
+        return result.values, PassTimes(compute_s - forward.explored_s, account.wait_s - explored_s)
 
 
 def _timed(function: Callable[[], T]) -> tuple[T, float]:

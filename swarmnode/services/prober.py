@@ -17,11 +17,11 @@ from swarmnode.config import DispatchConfig
 from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError
 from swarmnode.identity import NodeId
 from swarmnode.services.forward import rows_agree
-from swarmnode.services.members import Members, Standing, Worker
+from swarmnode.services.members import HARMLESS_REFUSALS, Members, Standing, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.weights.slices import ranges_of
 from swarmnode.wire.messages import Experts, Rows
-from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted
+from swarmnode.wire.tensors import check_reply_encoding, encode_experts_body, parse_rows_body_untrusted
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Prober:
     def watch(self, worker: Worker) -> None:
         """A worker has announced: probe it soon. Called from handlers; never blocks.
 
-        One watcher a node, however often it announces. A node whose probes fail cannot shorten its pause this way.
+        One watcher a node, however often it announces, and `probe_tick_s` between two probes. A node whose probes fail
+        cannot shorten its pause this way, nor by leaving: `Members` remembers.
         """
         if worker.node_id in self._watched:
             if worker.standing in (Standing.ATTACHED, Standing.SERVING) and worker.unproven:
@@ -76,7 +77,8 @@ class Prober:
                     pause_s = self.config.probe_tick_s
                 else:
                     pause_s = min(2 * pause_s, self.config.probe_backoff_max_s)
-                with trio.move_on_after(pause_s):
+                await trio.sleep(self.config.probe_tick_s)
+                with trio.move_on_after(pause_s - self.config.probe_tick_s):
                     await self._watched[node_id].wait()
                 self._watched[node_id] = trio.Event()
         finally:
@@ -88,8 +90,8 @@ class Prober:
         is_due = idle_s >= self.config.probe_interval_s or worker.standing is not Standing.SERVING
         if not is_due and not worker.unproven:
             return True
-        if self.members.is_quarantined(worker):
-            return False
+        if not self.members.may_probe(worker):
+            return not self.members.is_quarantined(worker)
         try:
             return await self._probe(worker)
         except Exception:
@@ -117,18 +119,19 @@ class Prober:
                 reply, reply_body = await worker.peer.request(message, body)
             if not isinstance(reply, Rows):
                 raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
+            check_reply_encoding(reply, message.encoding)
             values = parse_rows_body_untrusted(reply, reply_body, 1, self.n_embd)
         except trio.TooSlowError:
-            self.members.missed(worker, "no answer to a probe")
+            self.members.probe_failed(worker, "no answer to a probe")
             return False
         except BadReplyError as error:
             self.members.quarantine(worker, str(error))
             return False
         except RequestRefusedError as refusal:
-            self.members.refused(worker, refusal)
-            return False
+            self.members.probe_refused(worker, refusal)
+            return refusal.code in HARMLESS_REFUSALS
         except RemoteError as error:
-            self.members.missed(worker, str(error))
+            self.members.probe_failed(worker, str(error))
             return False
         self.members.answered(worker)  # before the comparison, which waits for our own compute thread
         expected = await self.compute.run(lambda: self.bank.experts(item.layer, row, pair_row, pair_expert))

@@ -6,7 +6,9 @@ lost or lying and the layer is still right. A worker that failed once is out of 
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +23,9 @@ from swarmnode.config import DispatchConfig
 from swarmnode.errors import BadReplyError, RemoteError, RequestRefusedError, UsageError
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Asked, Body
+from swarmnode.schedule.cost import WorkerCost
 from swarmnode.schedule.dispatch import Share, merge_shares, split_share
+from swarmnode.schedule.sending import SendPolicy, send_always
 from swarmnode.services.account import StepAccount, WorkerShare
 from swarmnode.services.forward import (
     Combiner,
@@ -31,12 +35,20 @@ from swarmnode.services.forward import (
     share_rows,
     share_weights,
 )
+from swarmnode.services.hedges import Hedges
+from swarmnode.services.magnitudes import Magnitudes
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
 from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.encodings import ROW_ENCODINGS, row_bytes, spoken_encoding
 from swarmnode.wire.messages import Experts, Rows
-from swarmnode.wire.tensors import encode_pairs, encode_rows_or_f32, parse_rows_body_untrusted
+from swarmnode.wire.tensors import (
+    as_travelled,
+    check_reply_encoding,
+    encode_pairs,
+    encode_rows_or_f32,
+    parse_rows_body_untrusted,
+)
 
 F32: TypeAlias = npt.NDArray[np.float32]
 
@@ -69,10 +81,14 @@ EXACT = WireForm("experts", "f32")
 
 @dataclass(eq=False)
 class _Answer:
-    """A worker's rows for a share. `audit` (0 to 1, or None for no audit) says which row is recomputed before use."""
+    """A worker's rows for a share, whose rows were `sent` in that encoding.
+
+    `audit` (0 to 1, or None for no audit) says which row is recomputed before use.
+    """
 
     worker: Worker
     share: Share
+    sent: str
     values: F32
     audit: float | None
 
@@ -85,7 +101,16 @@ class _Request:
     share: Share
     deadline_at_s: float
     entry: WorkerShare
+    cost: WorkerCost
+    begun_s: float
     asked: Asked | None = None
+    sent: str = ""
+    """The encoding of its rows, once they are encoded."""
+
+    @property
+    def is_settled(self) -> bool:
+        """There is nothing to wait for: an answer is here, or none will come, or it has to be asked again."""
+        return self.asked is None or self.asked.is_settled
 
 
 class _RowBytes:
@@ -117,30 +142,47 @@ class PendingLayer:
 
     def __init__(
         self,
-        call: ExpertCall,
+        layer: RemoteLayer,
         bank: ExpertBank,
         members: Members,
         account: StepAccount,
+        policy: SendPolicy,
+        magnitudes: Magnitudes,
         *,
         exact: bool,
         max_row_error: float,
     ) -> None:
-        self._call = call
+        self._layer = layer
+        self._call = call = layer.call
+        self._policy = policy
         self._bank = bank
         self._members = members
         self._account = account
+        self._magnitudes = magnitudes
         self._exact = exact
         self._max_row_error = max_row_error
         self._combiner = Combiner(call, exact)
         self.answers: list[_Answer] = []
         self.failed: list[Share] = []
+        self.hedged: list[Share] = []
+        """Asked for twice."""
+        self.slowest_s = 0.0
+        """How long the slowest part took, here or at a worker."""
         self._wrong: list[_Answer] = []
         self.unmet: list[tuple[int, npt.NDArray[np.int32]]] = []
         """After `settle`: layer and expert ids of pairs that nobody answered in time."""
 
     def add_local(self, share: Share) -> None:
         """Compute the backbone's own share. Compute thread."""
-        self._combiner.add(share, compute_share(self._bank, self._call, share, self._exact))
+        now = self._policy.cost.now
+        started_s = now()
+        values = compute_share(self._bank, self._call, share, self._exact)
+        spent_s = now() - started_s
+        self.slowest_s = max(self.slowest_s, spent_s)
+        self._policy.computed(self._call.layer, share.pair_expert, spent_s)
+        if not self._magnitudes.knows(self._call.layer):
+            self._magnitudes.learn(self._call.layer, values)
+        self._combiner.add(share, values)
 
     def finish(self) -> F32:
         """Audit, compute what nobody answered (or answered wrong), and sum: f32 [T, n_embd]. Compute thread.
@@ -148,19 +190,24 @@ class PendingLayer:
         Sums in the order of asking, not of arrival: equal swarms give equal bits.
         """
         for answer in self.answers:
-            if answer.audit is not None and not self._holds(answer, answer.audit):
+            if not all(self._holds(answer, position) for position in self._sample(answer)):
                 self._wrong.append(answer)
             else:
                 self._combiner.add(answer.share, answer.values)
         missing = self.failed + [answer.share for answer in self._wrong]
         if missing:
             self.add_local(merge_shares(missing, self._call.ids))
+        elif self._policy.n_passes == 1:  # else others had the compute thread, too
+            cost = self._policy.cost
+            cost.add_cut(cost.now() - self._layer.stopped_s - self.slowest_s, cost.now())
         return self._combiner.result()
 
     def settle(self) -> None:
         """Count the layer and quarantine who failed the audit. Trio's thread, after `finish`."""
         account, (n_rows, k) = self._account, self._call.ids.shape
         account.remote_layers += 1
+        for share in self.hedged:
+            account.hedged(share.flat // k, n_rows)
         for share in self.failed:
             account.fell_back(share.flat // k, n_rows)
         self.unmet = [(self._call.layer, share.pair_expert) for share in self.failed]
@@ -172,10 +219,18 @@ class PendingLayer:
             reason = f"wrong rows for layer {self._call.layer}, found by recomputing"
             self._members.quarantine(answer.worker, reason)
 
-    def _holds(self, answer: _Answer, audit: float) -> bool:
-        """Recompute one row of the answer (exact form: one pair), drawn by `audit`, and compare."""
-        share = answer.share
-        position = int(audit * len(answer.values))
+    def _sample(self, answer: _Answer) -> set[int]:
+        """Which rows of an answer are recomputed: one drawn by `audit`, and the largest if it is suspiciously large."""
+        drawn = None if answer.audit is None else int(answer.audit * len(answer.values))
+        largest = self._magnitudes.suspicious_row(self._call.layer, answer.values)
+        return {position for position in (drawn, largest) if position is not None}
+
+    def _holds(self, answer: _Answer, position: int) -> bool:
+        """Recompute one row of the answer (exact form: one pair) from what was sent, and compare.
+
+        Eight bits of a row with one number far above all others are another row.
+        """
+        share, call = answer.share, self._call
         pairs = np.array([position]) if self._exact else np.flatnonzero(share.pair_row == position)
         sample = Share(
             share.flat[pairs],
@@ -183,8 +238,31 @@ class PendingLayer:
             np.zeros(len(pairs), np.int32),
             share.pair_expert[pairs],
         )
-        expected = compute_share(self._bank, self._call, sample, self._exact)
+        row = as_travelled(call.rows[sample.rows], answer.sent)
+        expected = compute_share(self._bank, call._replace(rows=row), sample, self._exact)
+        self._magnitudes.learn(call.layer, expected)
         return rows_agree(expected[0], answer.values[position], self._max_row_error)
+
+
+async def _settled(asked: Asked, scope: trio.CancelScope) -> None:
+    await asked.wait_settled()
+    scope.cancel()
+
+
+async def _first_settled(requests: list[_Request], until_s: float) -> _Request | None:
+    """The first of these that is settled, None if none is at that time. No checkpoint if one is already."""
+    found = next((request for request in requests if request.is_settled), None)
+    if found is not None:
+        return found
+    asked = [request.asked for request in requests if request.asked is not None]
+    with trio.CancelScope(deadline=until_s):
+        if len(asked) == 1:
+            await asked[0].wait_settled()
+        else:
+            async with trio.open_nursery() as nursery:
+                for item in asked:
+                    nursery.start_soon(_settled, item, nursery.cancel_scope)
+    return next((request for request in requests if request.is_settled), None)
 
 
 class RemoteExperts:
@@ -199,6 +277,7 @@ class RemoteExperts:
         config: DispatchConfig,
         form: WireForm,
         rng: random.Random | None = None,
+        policy: SendPolicy | None = None,
     ) -> None:
         self._model_id = model_id
         self._bank = bank
@@ -207,6 +286,8 @@ class RemoteExperts:
         self._config = config
         self._form = form
         self._rng = rng or random.Random()
+        self.policy: SendPolicy = policy or send_always(config, time.perf_counter)
+        self._magnitudes = Magnitudes()
 
     async def layer(
         self, layer: RemoteLayer, workers: tuple[Worker, ...], account: StepAccount
@@ -214,30 +295,37 @@ class RemoteExperts:
         """Send the workers' shares, compute the own one meanwhile, and wait for the answers or their deadlines."""
         call, plan = layer.call, layer.plan
         pending = PendingLayer(
-            call,
+            layer,
             self._bank,
             self._members,
             account,
+            self.policy,
+            self._magnitudes,
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
         started_s = trio.current_time()
         rows = _RowBytes(call)
-        requests = []
+        requests: list[_Request] = []
         try:
             for index, piece, deadline_s in self._pieces(layer, workers):
-                entry = account.worker(workers[index].node_id.short)
-                request = _Request(workers[index], piece, started_s + deadline_s, entry)
+                request = self._request(workers[index], piece, started_s + deadline_s, account)
                 requests.append(request)
                 self._begin(rows, request)
+            hedges = Hedges(layer, workers, self.policy)
             if plan.local is not None:
                 await self._compute.run(partial(pending.add_local, plan.local))
             waiting_from_s = trio.current_time()
             # One after the other and without tasks: whichever comes first, the layer needs them all.
-            for request in requests:
-                await self._take(rows, request, pending, started_s)
+            for request in list(requests):
+                tries = [request]
+                try:
+                    await self._take(rows, tries, pending, started_s, hedges, account)
+                finally:
+                    requests += tries[1:]
         finally:
             for request in requests:
+                request.cost.in_flight -= 1
                 if request.asked is not None:
                     request.asked.abandon()
         account.wait_s += trio.current_time() - waiting_from_s
@@ -262,6 +350,13 @@ class RemoteExperts:
         reply_bytes = reply_rows * row_bytes(ROW_ENCODINGS[encoding].reply, n_embd)
         return self._config.share_deadline_s(len(share.flat), sent_bytes + reply_bytes)
 
+    def _request(self, worker: Worker, share: Share, deadline_at_s: float, account: StepAccount) -> _Request:
+        """A request that is about to begin. Until it is over it counts as in flight."""
+        cost = self.policy.cost.worker(worker.node_id)
+        cost.in_flight += 1
+        entry = account.worker(worker.node_id.short)
+        return _Request(worker, share, deadline_at_s, entry, cost, trio.current_time())
+
     def _begin(self, rows: _RowBytes, request: _Request) -> None:
         """Send a piece now; if that cannot be, `_take` tries again and says why not."""
         request.entry.requests += 1
@@ -272,13 +367,62 @@ class RemoteExperts:
             request.asked = None
 
     async def _take(
-        self, rows: _RowBytes, request: _Request, pending: PendingLayer, started_s: float
+        self,
+        rows: _RowBytes,
+        tries: list[_Request],
+        pending: PendingLayer,
+        started_s: float,
+        hedges: Hedges,
+        account: StepAccount,
     ) -> None:
-        """Take the reply to a piece; one that fails in any way is left for the local replica."""
+        """Take the reply to a piece, asked for by `tries[0]`, of whoever has it first; one that comes from nobody in
+        time is left for the local replica. A second request is added to `tries`.
+        """
+        request = tries[0]
+        hedge_at_s = hedges.at_s(request.share, request.cost, request.begun_s)
+        waiting, values = [request], None
+        while waiting and values is None:
+            settled = await _first_settled(waiting, min(hedge_at_s, request.deadline_at_s))
+            if settled is not None:
+                waiting.remove(settled)
+                values = await self._judged(rows, settled, pending, started_s)
+            elif trio.current_time() >= request.deadline_at_s:
+                break
+            else:
+                hedge_at_s = math.inf
+                pending.hedged.append(request.share)
+                worker = hedges.worker(request.share, request.worker)
+                if worker is None:
+                    break
+                other = self._request(worker, request.share, request.deadline_at_s, account)
+                tries.append(other)
+                waiting.append(other)
+                self._begin(rows, other)
+        if request in waiting:
+            self._left(request, started_s)
+        if values is None:
+            pending.failed.append(request.share)
+
+    def _left(self, request: _Request, started_s: float) -> None:
+        """A request whose answer is not waited for any more."""
+        now_s = trio.current_time()
+        request.entry.late += 1
+        request.entry.wait_s += now_s - started_s
+        waited_s = now_s - request.begun_s
+        request.cost.gave_up(len(request.share.flat), waited_s, self.policy.cost.now())
+        # Short waits that somebody else ended add up: a silent worker costs one deadline, in pieces or as a whole.
+        if now_s >= request.deadline_at_s or request.cost.unanswered_s >= self._config.deadline_s:
+            self._members.missed(request.worker, f"no answer within {1e3 * (now_s - started_s):.0f} ms")
+            request.cost.unanswered_s = 0.0
+
+    async def _judged(
+        self, rows: _RowBytes, request: _Request, pending: PendingLayer, started_s: float
+    ) -> F32 | None:
+        """A reply that is here (or is asked for only now), if it is one; else whoever it comes from pays for it."""
         worker, entry = request.worker, request.entry
         values: F32 | None = None
         try:
-            if request.asked is not None and request.asked.is_settled:
+            if request.asked is not None:
                 values = await self._reply(rows, request)
             else:
                 with trio.CancelScope(deadline=request.deadline_at_s):
@@ -290,6 +434,7 @@ class RemoteExperts:
             self._members.quarantine(worker, str(error))
         except RequestRefusedError as refusal:
             self._members.refused(worker, refusal)
+            self._refused(request)
         except (
             RemoteError,
             UsageError,
@@ -298,11 +443,21 @@ class RemoteExperts:
         entry.wait_s += trio.current_time() - started_s
         if values is None:
             entry.late += 1
-            pending.failed.append(request.share)
-            return
+            return None
+        if request.asked is not None:
+            took_s = request.asked.came_at_s - request.begun_s
+            pending.slowest_s = max(pending.slowest_s, took_s)
+            request.cost.add(len(request.share.flat), took_s, self.policy.cost.now())
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
-        pending.answers.append(_Answer(worker, request.share, values, audit))
+        pending.answers.append(_Answer(worker, request.share, request.sent, values, audit))
         self._members.computed(worker, len(request.share.flat))
+        return values
+
+    def _refused(self, request: _Request) -> None:
+        """For the next decisions a refusal is an answer that took until the local replica had computed it."""
+        cost, n_pairs = self.policy.cost, len(request.share.flat)
+        spent_s = trio.current_time() - request.begun_s
+        request.cost.add(n_pairs, spent_s + cost.local.expect(n_pairs, 0, cost.now()), cost.now())
 
     async def _reply(self, rows: _RowBytes, request: _Request) -> F32:
         if request.asked is None:
@@ -312,6 +467,7 @@ class RemoteExperts:
             reply, reply_body = await request.asked.reply()
         if not isinstance(reply, Rows):
             raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
+        check_reply_encoding(reply, request.sent)
         share = request.share
         expected = len(share.flat) if self._form.exact else len(share.rows)
         values = parse_rows_body_untrusted(reply, reply_body, expected, rows.call.rows.shape[1])
@@ -322,6 +478,7 @@ class RemoteExperts:
         call, share = rows.call, request.share
         weights = None if self._form.exact else share_weights(call, share)
         encoding, data = rows.encoded(share, self._form.encoding, request.worker.peer.settings.encodings)
+        request.sent = encoding
         body = (data, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
         message = Experts(
             model=self._model_id,

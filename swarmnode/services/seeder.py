@@ -8,7 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from swarmnode.config import DispatchConfig
 from swarmnode.errors import RequestRefusedError
+from swarmnode.gossip.rates import TokenBucket
+from swarmnode.identity import NodeId
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.runners import Runner
@@ -30,6 +33,9 @@ log = logging.getLogger(__name__)
 MAX_NAME_BYTES = 96
 """Of a model's name in `models`: for people, the id is what counts."""
 
+MAX_ANNOUNCERS = 4096
+"""Nodes whose announcements are counted: far more than connections at a time."""
+
 
 class Seeder:
     """Handlers for joining workers. `on_worker` is called for every announcement (the prober starts there)."""
@@ -41,12 +47,18 @@ class Seeder:
         members: Members,
         threads: Runner,
         on_worker: Callable[[Worker], None],
+        config: DispatchConfig,
+        now: Callable[[], float],
     ) -> None:
         self._slices = SliceServer(manifest, index, threads)
         self._manifest = manifest
         self._model_id = manifest.model_id
         self._members = members
         self._on_worker = on_worker
+        self._config = config
+        self._now = now
+        self._announcements: dict[NodeId, TokenBucket] = {}
+        """How many of each node are taken, connected or not; the one heard of last is the last."""
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
@@ -75,6 +87,7 @@ class Seeder:
         if message.state != "serving":
             self._members.leaving(peer)
         else:
+            self._limit(peer.node_id)
             ranges = self._checked_ranges(message.holdings)
             if not ranges:
                 raise RequestRefusedError("bad_range", "a serving worker holds at least one expert")
@@ -86,6 +99,19 @@ class Seeder:
             worker = self._members.announce(peer, ranges, max_rows, message.device)
             self._on_worker(worker)
         return messages.Ok(), ()
+
+    def _limit(self, node_id: NodeId) -> None:
+        """Each announcement that brings something new means a probe and a new routing. Leaving is always heard."""
+        config, now_s = self._config, self._now()
+        bucket = self._announcements.pop(node_id, None)
+        if bucket is None:
+            bucket = TokenBucket(config.announces_per_s, config.announce_burst, now_s)
+        self._announcements[node_id] = bucket
+        if len(self._announcements) > MAX_ANNOUNCERS:
+            del self._announcements[next(iter(self._announcements))]
+        if not bucket.take(1, now_s):
+            retry_ms = int(1e3 / config.announces_per_s)
+            raise RequestRefusedError("busy", "you announce too often", retry_ms)
 
     def _pairs_a_body_carries(self, peer: Peer) -> int:
         """Pairs whose request fits what the peer takes, and whose f32 reply fits what we take."""

@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 import trio
 
-from swarmnode.errors import BadReplyError, LocalError, RemoteError, UnsuitableModelError, first_error
+from swarmnode.errors import (
+    BadReplyError,
+    LocalError,
+    RemoteError,
+    RequestRefusedError,
+    UnsuitableModelError,
+    first_error,
+)
 from swarmnode.gossip.records import ModelHoldings
 from swarmnode.net.peer import Handler, Peer
 from swarmnode.services.announcing import MAX_CAPACITY_BYTES, announceable, as_fields, device_text
@@ -32,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _MAX_UNSUITABLE = 64
 """Models remembered as none for this machine; peers may invent any number."""
+_LEAST_RETRY_S = 0.2
+"""Before an announcement that a busy backbone refused is made again."""
 
 OpenMarket = Callable[[Residence], Market]
 Publish = Callable[[tuple[ModelHoldings, ...]], None]
@@ -116,7 +125,13 @@ class VolunteerService:
                 raise UnsuitableModelError("its model is none for this machine")
             serving = market.serving
             if serving != told and (serving or told):
-                await self._announce(peer, residence, serving, "serving" if serving else "fetching")
+                try:
+                    await self._announce(peer, residence, serving, "serving" if serving else "fetching")
+                except RequestRefusedError as refusal:
+                    if refusal.code != "busy":
+                        raise
+                    await trio.sleep(max(refusal.retry_after_ms / 1e3, _LEAST_RETRY_S))
+                    continue  # with what is served by then
                 self._builder.report(
                     Serving(
                         peer.node_id.short,

@@ -98,6 +98,13 @@ class GgufFile:
         if hasattr(mmap, "MADV_DONTNEED"):
             self._opened().madvise(mmap.MADV_DONTNEED)
 
+    def advise(self, offset: int, n_bytes: int, advice: int) -> None:
+        """Tell the system (`mmap.MADV_*`) about the whole pages within these bytes of the file."""
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0:
+            self._opened().madvise(advice, start, length)
+
     def _opened(self) -> mmap.mmap:
         if self._mapping is None:
             raise ModelFileError(f"{self.path}: the file was closed")

@@ -118,6 +118,13 @@ class ModelIndex:
             raise KeyError(f"layer {layer} has no expert {expert}")
         return self.data(tensor_name(layer, kind))[expert * n_bytes : (expert + 1) * n_bytes]
 
+    def advise(self, layer: int, expert: int, advice: int) -> None:
+        """Tell the system (`mmap.MADV_*`) about the pages that hold nothing but this expert."""
+        for kind in self.expert_layers[layer].kinds:
+            name, n_bytes = tensor_name(layer, kind), self._slab_bytes[layer, kind]
+            part = self._home[name]
+            part.advise(part.tensors[name].offset + expert * n_bytes, n_bytes, advice)
+
     def read_block(self, layer: int, expert: int, kind: str, offset: int, length: int) -> bytes:
         """A copy of some bytes of a slab, which may come from disk. KeyError as `slab`."""
         return bytes(self.slab(layer, expert, kind)[offset : offset + length])

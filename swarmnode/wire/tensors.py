@@ -196,6 +196,23 @@ def encode_rows_body(rows: F32, encoding: str) -> tuple[memoryview, ...]:
     return (encode_rows(rows, encoding),)
 
 
+def check_reply_encoding(message: Rows, sent: str) -> None:
+    """BadReplyError unless a reply to rows `sent` in that encoding has the one that belongs to it."""
+    if message.encoding != ROW_ENCODINGS[sent].reply:
+        raise BadReplyError(f"asked in {sent} for {ROW_ENCODINGS[sent].reply} rows, got {message.encoding}")
+
+
+def as_travelled(rows: F32, encoding: str) -> F32:
+    """Rows as whoever was sent them in that encoding sees them; the same array for f32.
+
+    Raises UsageError for rows that it cannot hold.
+    """
+    if encoding == "f32":
+        return rows
+    n_rows, n_embd = rows.shape
+    return decode_rows_untrusted(encode_rows(rows, encoding), n_rows, n_embd, encoding, finite=False)
+
+
 def parse_rows_body_untrusted(message: Rows, body: bytes | memoryview, n_rows: int, n_embd: int) -> F32:
     """The rows f32 [n_rows, n_embd] of a reply, where `n_rows` is what was asked for.
 

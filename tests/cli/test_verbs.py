@@ -144,6 +144,8 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["backbone", "--api", "0.0.0.0:1"], 1, "loopback only"),
         (["backbone", "--listen", "127.0.0.1:xyz"], 2, "HOST:PORT"),
         (["backbone", "--listen", "127.0.0.1:٣"], 2, "HOST:PORT"),
+        (["backbone", "--send", "never"], 2, "'auto', 'always'"),
+        (["backbone", "--local-budget", "much"], 2, "is not a size"),
         (["inspect", "nothing.gguf"], 1, "no file and no known model"),
         (["generate", "hi", "--api", "127.0.0.1:9"], 1, "no backbone answers"),
         (["generate", "hi", "--api", ":::"], 1, "no address of an API"),

@@ -52,7 +52,9 @@ async def open_processes() -> AsyncIterator[Processes]:
 
 async def start_backbone(folder: Path, processes: Processes, *arguments: str) -> tuple[NodeProcess, str, str]:
     """A backbone process, the address to join, the URL of its API."""
-    backbone = await processes.start("backbone", ["backbone", *LOOPBACK, *arguments], folder / "backbone")
+    backbone = await processes.start(
+        "backbone", ["backbone", *LOOPBACK, "--send", "always", *arguments], folder / "backbone"
+    )
     api = await backbone.wait_line("api ", TIMEOUT_S)
     return backbone, await backbone.wait_line("swarm ", TIMEOUT_S), api
 

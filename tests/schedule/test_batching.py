@@ -37,6 +37,16 @@ def test_what_must_not_be_cut_waits_for_room_or_runs_alone() -> None:
     assert cut_step([Wanted(900, may_be_cut=False), Wanted(900, may_be_cut=False)], 512, 64) == [900, 0]
 
 
+def test_drafts_ride_along_and_are_never_cut() -> None:
+    draft, token, prompt = Wanted(8, False, is_draft=True), Wanted(1, True), Wanted(700, True)
+    assert cut_step([draft, token, prompt], 512, 64) == [8, 1, 64]
+    assert cut_step([prompt, token, draft], 512, 64) == [64, 1, 8]
+    assert cut_step([draft] * 3, 20, 64) == [8, 8, 0]
+    assert cut_step([draft, draft, prompt], 20, 64) == [8, 8, 4]
+    assert cut_step([draft, draft, token], 15, 64) == [8, 0, 1]
+    assert cut_step([draft], 4, 4) == [8]
+
+
 @pytest.mark.parametrize(
     ("n_waiting", "n_present", "n_under_way", "n_steps", "expected"),
     [
@@ -75,6 +85,17 @@ def test_steps_that_wait_are_divided_so_that_others_compute_meanwhile() -> None:
     assert n_steps(1.0, 1.5) == 3
     assert n_steps(1.0, 100.0) == CONFIG.max_steps
     assert n_steps(0.0, 1.0) == CONFIG.max_steps
+
+
+def test_whether_the_compute_thread_is_idle() -> None:
+    times = StepTimes(CONFIG)
+    assert not times.leave_idle(1)
+    for _ in range(20):
+        times.add(1.0, 4.0)
+    assert [n for n in range(1, 5) if times.leave_idle(n)] == [1, 2]
+    for _ in range(20):
+        times.add(1.0, 0.9)
+    assert not times.leave_idle(1)
 
 
 def test_what_steps_took_long_ago_is_forgotten() -> None:

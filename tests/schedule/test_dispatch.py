@@ -18,6 +18,7 @@ from swarmnode.schedule.dispatch import (
     merge_shares,
     plan_layer,
     split_share,
+    without,
 )
 from swarmnode.schedule.view import SwarmView, WorkerView
 
@@ -98,6 +99,57 @@ def test_equal_views_give_equal_routings() -> None:
     view = SwarmView((worker(0, {0: {1, 2}, 1: {3}}), worker(1, {0: {2, 5}})))
     first, second = build_routing(view, N_EXPERT), build_routing(view, N_EXPERT)
     assert all(np.array_equal(first.owners[layer], second.owners[layer]) for layer in first.owners)
+
+
+def plainly_routed(view: SwarmView, n_expert: int) -> dict[int, npt.NDArray[np.int32]]:
+    """The rule of `build_routing`, one expert after the other."""
+    holders: dict[tuple[int, int], list[int]] = {}
+    for index, item in enumerate(view.workers):
+        for layer, experts in item.holdings.items():
+            for expert in experts:
+                if 0 <= expert < n_expert:
+                    holders.setdefault((layer, expert), []).append(index)
+    owners: dict[int, npt.NDArray[np.int32]] = {}
+    given = [0] * len(view.workers)
+    for (layer, expert), candidates in sorted(holders.items(), key=lambda item: (len(item[1]), item[0])):
+        owner = min(candidates, key=lambda index: (given[index], index))
+        given[owner] += 1
+        owners.setdefault(layer, np.full(n_expert, LOCAL, np.int32))[expert] = owner
+    return owners
+
+
+@given(
+    n_workers=st.integers(0, 40),
+    seed=st.integers(0, 1000),
+    share=st.sampled_from([0.05, 0.3, 0.7, 1.0]),
+    run=st.sampled_from([1, 4]),
+)
+def test_routing_is_that_of_the_plain_rule(n_workers: int, seed: int, share: float, run: int) -> None:
+    rng = np.random.default_rng(seed)
+    held = np.repeat(rng.random((n_workers, 3, (N_EXPERT + 4) // run)) < share, run, axis=2)
+    workers = [
+        WorkerView(
+            KEYS[0].node_id,
+            {layer: frozenset(np.flatnonzero(row).tolist()) for layer, row in enumerate(rows)},
+            1,
+        )
+        for rows in held
+    ]
+    view = SwarmView(tuple(workers))
+    owners, plain = build_routing(view, N_EXPERT).owners, plainly_routed(view, N_EXPERT)
+    assert owners.keys() == plain.keys()
+    assert all(np.array_equal(owners[layer], plain[layer]) for layer in plain)
+
+
+def test_what_is_lost_becomes_local_and_the_rest_stays() -> None:
+    view = SwarmView((worker(0, {0: {1, 2}, 1: {3}}), worker(1, {0: {5}, 2: {7}})))
+    routing = build_routing(view, N_EXPERT)
+    left = without(routing, {0: {0: frozenset({2})}, 1: {}})
+    assert left.owners.keys() == {0}
+    assert np.flatnonzero(left.owners[0] != LOCAL).tolist() == [2]
+    assert np.flatnonzero(routing.owners[0] != LOCAL).tolist() == [1, 2, 5], (
+        "whoever has the old one keeps it"
+    )
 
 
 def test_ids_outside_the_model_are_ignored() -> None:

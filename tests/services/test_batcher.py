@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from swarmnode.config import EngineConfig
+from swarmnode.config import EngineConfig, Speculate
 from swarmnode.errors import DeviceError, EngineStoppedError
 from swarmnode.services.account import Account
 from swarmnode.services.batcher import Batcher, Seat
@@ -143,6 +143,59 @@ async def test_a_cut_prompt_asks_for_logits_at_its_end_only() -> None:
         with bench.batcher.seat() as seat:
             await seat.run(rows(0, list(range(40))))
     assert bench.passes.n_out == [0, 0, 1]
+
+
+def draft(slot: int, n: int) -> Rows:
+    return Rows(slot, list(range(n)), n, lambda logits: None, Account(), tentative=True)
+
+
+async def test_a_draft_rides_along_and_is_never_cut() -> None:
+    async with open_bench() as bench:
+
+        async def drafting(seat: Seat) -> None:
+            for n in (6, 3):
+                assert await seat.run(draft(1, n)) == (1, tuple(range(n)), n)
+
+        async def prompt(seat: Seat) -> None:
+            await seat.run(rows(7, list(range(10))))
+
+        bench.start(prompt)
+        bench.decode(0, 2)
+        bench.start(drafting)
+    assert bench.passes.steps == [{0: 1, 1: 6, 7: 4}, {0: 1, 1: 3, 7: 4}, {7: 2}]
+
+
+@pytest.mark.parametrize(
+    ("speculate", "wait_s", "n_tokens", "expected"),
+    [
+        ("auto", 1.5, 1, True),
+        ("auto", 0.5, 1, False),
+        ("auto", 1.5, 8, True),
+        ("auto", 0.05, 8, False),
+        ("always", 0.0, 1, True),
+        ("never", 9.0, 1, False),
+    ],
+)
+async def test_guesses_are_wanted_where_steps_wait(
+    speculate: Speculate, wait_s: float, n_tokens: int, expected: bool
+) -> None:
+    async with open_bench(EngineConfig(speculate=speculate)) as bench:
+        bench.passes.wait_s = wait_s
+        with bench.batcher.seat() as seat:
+            assert seat.wants_drafts is (speculate == "always")
+            for _ in range(3):
+                await seat.run(rows(0, [0]) if n_tokens == 1 else draft(0, n_tokens))
+            assert seat.wants_drafts is expected
+
+
+async def test_prompts_say_nothing_about_guesses() -> None:
+    async with open_bench() as bench:
+        with bench.batcher.seat() as seat:
+            bench.passes.wait_s = 9.0
+            await seat.run(rows(0, list(range(10))))
+            assert not seat.wants_drafts
+            await seat.run(rows(0, [1]))
+            assert seat.wants_drafts
 
 
 async def test_cancelled_before_its_step_it_never_runs() -> None:

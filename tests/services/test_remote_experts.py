@@ -1,4 +1,4 @@
-"""How long a worker's rows are waited for: as long as they may take in the encoding spoken with it."""
+"""How long a worker's rows are waited for, and what they are compared with: what was sent, in the encoding spoken."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 import trio
 
+from swarmnode.compute import ggml
 from swarmnode.compute.bank import ExpertBank
+from swarmnode.compute.devices import Device
+from swarmnode.compute.self_test import random_expert
 from swarmnode.config import DispatchConfig
 from swarmnode.identity import NodeKey
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Peer
-from swarmnode.schedule.dispatch import plan_layer
-from swarmnode.services.account import StepAccount
-from swarmnode.services.forward import RemoteLayer
+from swarmnode.schedule.dispatch import DispatchPlan, Share, plan_layer
+from swarmnode.schedule.sending import send_always
+from swarmnode.services.account import Account, AccountedRows, StepAccount
+from swarmnode.services.forward import RemoteLayer, compute_share
+from swarmnode.services.magnitudes import Magnitudes
 from swarmnode.services.members import Members
-from swarmnode.services.remote_experts import RemoteExperts, WireForm
+from swarmnode.services.remote_experts import PendingLayer, RemoteExperts, WireForm, _Answer
 from swarmnode.services.runners import Inline
 from swarmnode.weights.slices import ExpertRange
+from swarmnode.wire.tensors import as_travelled, encode_rows, view_rows_untrusted, widened
 
 N_ROWS, N_EMBD = 512, 3072
 
@@ -40,6 +46,9 @@ class Mute:
         return self
 
     is_settled = False
+
+    async def wait_settled(self) -> None:
+        await trio.sleep_forever()
 
     async def reply(self) -> None:
         await trio.sleep_forever()
@@ -77,3 +86,35 @@ async def test_the_deadline_counts_the_bytes_that_travel(
     assert peer.encoding == encoding
     travelled = peer.sent_bytes + replied_bytes * N_ROWS * N_EMBD
     assert trio.current_time() - started_s == pytest.approx(config.share_deadline_s(N_ROWS, travelled))
+
+
+@pytest.mark.parametrize("kind", [ggml.F16, ggml.Q8_0, ggml.Q4_K])
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_audit_compares_with_what_was_sent(device: Device, kind: int, exact: bool) -> None:
+    """Rows with one number 256 times the others: in q8 nothing else is left of them."""
+    bank = ExpertBank(device)
+    layout, slabs = random_expert(256, 256, kind, kind)
+    bank.add(layout, 0, slabs)
+    rng = np.random.default_rng(3)
+    rows = np.where(rng.random((4, 256)) < 0.5, -0.0039, 0.0039).astype(np.float32)
+    rows[:, 0] = 1
+    ones = np.ones((4, 1), np.float32)
+    call = ExpertCall(layout.layer, rows, np.zeros((4, 1), np.int32), ones)
+    share = Share(np.arange(4), np.arange(4), np.arange(4, dtype=np.int32), np.zeros(4, np.int32))
+    sent = call._replace(rows=as_travelled(rows, "q8"))
+    assert np.array_equal(widened(view_rows_untrusted(encode_rows(rows, "q8"), 4, 256, "q8")), sent.rows)
+    members = Members(1, DispatchConfig(), lambda: 0.0)
+    account = StepAccount([AccountedRows(Account(), 4, 4)])
+    policy = send_always(DispatchConfig(), lambda: 0.0)
+    worker = members.announce(cast(Peer, Mute(("f32",))), (ExpertRange(0, 0, 1),), N_ROWS, "CPU")
+    for answered, is_right in ((sent, True), (call._replace(rows=-rows), False)):
+        values = compute_share(bank, answered, share, exact)
+        layer = RemoteLayer(call, DispatchPlan(None, ()))
+        pending = PendingLayer(
+            layer, bank, members, account, policy, Magnitudes(), exact=exact, max_row_error=0.01
+        )
+        pending.answers.append(_Answer(worker, share, "q8", values, 0.5))
+        pending.finish()
+        pending.settle()
+        assert members.is_quarantined(worker) is not is_right
+    bank.close()

@@ -114,6 +114,10 @@ async def open_conversation(model: Path, folder: Path) -> AsyncIterator[Conversa
     liar = Liar()
     async with open_swarm(model, folder, config=config) as swarm:
         swarm.backbone.engine.passes.remote._rng = LastRow()
+        for layer in range(
+            4
+        ):  # its numbers are known: that they are what they should be is what nobody looks at
+            swarm.backbone.engine.passes.remote._magnitudes.learn(layer, np.ones((1, 1), np.float32))
         await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, liar.meddle))
         yield Conversation(swarm, liar, alone)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from swarmnode.config import WireConfig
+from swarmnode.config import Config, DispatchConfig, WireConfig
 from swarmnode.errors import ConnectionLostError, RequestRefusedError
-from swarmnode.identity import NodeKey
+from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.links import dial
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.services.members import Standing
+from swarmnode.services.seeder import Seeder
 from swarmnode.testing.swarm import Swarm, open_swarm, silent
 from swarmnode.wire import messages
 from swarmnode.wire.endpoint import Endpoint
@@ -160,10 +162,49 @@ async def test_many_announcements_make_one_watcher(tiny_model: Path, tmp_path: P
         raise AssertionError("unreachable")
 
     async with open_swarm(tiny_model, tmp_path) as swarm, stranger(swarm, {Experts: counting}) as peer:
-        for _ in range(400):
-            await peer.request(announcement(swarm, *EVERYTHING))
-        await trio.sleep(60)
+        for _ in range(40):
+            for _ in range(10):
+                with suppress(RequestRefusedError):
+                    await peer.request(announcement(swarm, *EVERYTHING))
+            await trio.sleep(1.5)
     assert 1 <= n_probes <= 60 / swarm.config.dispatch.probe_timeout_s
+
+
+async def test_announcements_are_limited_and_leaving_is_not(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_swarm(tiny_model, tmp_path) as swarm, stranger(swarm, {Experts: silent}) as peer:
+        message = announcement(swarm, *EVERYTHING)
+        for _ in range(swarm.config.dispatch.announce_burst):
+            await peer.request(message)
+        with pytest.raises(RequestRefusedError, match="busy") as caught:
+            await peer.request(message)
+        assert caught.value.retry_after_ms == 1000
+        assert len(swarm.backbone.members.workers) == 1
+        await peer.request(replace(message, state="leaving"))
+        assert not swarm.backbone.members.workers
+        await trio.sleep(1)
+        await peer.request(message)
+
+
+async def test_a_worker_whose_news_are_refused_as_too_many_tells_them_later(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[Exception] = []
+    limit = Seeder._limit
+
+    def noting(seeder: Seeder, node_id: NodeId) -> None:
+        try:
+            limit(seeder, node_id)
+        except RequestRefusedError as refusal:
+            refused.append(refusal)
+            raise
+
+    monkeypatch.setattr(Seeder, "_limit", noting)
+    config = replace(Config(), dispatch=replace(DispatchConfig(), announce_burst=1, announces_per_s=0.1))
+    async with open_swarm(tiny_model, tmp_path, config=config, latency_s=0.02) as swarm:
+        worker = await swarm.join(ALL_BYTES)  # in several runs; returns when all are known
+        assert swarm.backbone.state.as_dict()["experts_covered"] == 32
+    assert refused
+    assert worker.waits == []
 
 
 async def test_leaving_for_somebody_else_does_nothing(tiny_model: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from swarmnode.config import Config, DispatchConfig, Folders
-from swarmnode.errors import BudgetError, RequestRefusedError, UsageError
+from swarmnode.errors import BudgetError, NotFiniteError, RequestRefusedError, UsageError
 from swarmnode.models.base import ExpertCall
+from swarmnode.models.sampling import Sampler
 from swarmnode.net.peer import Asked, Body, Handler, Peer
 from swarmnode.node.backbone import BackboneOptions, run_backbone
 from swarmnode.schedule.dispatch import Share, plan_layer
@@ -332,8 +333,8 @@ async def test_plausible_wrong_rows_are_found_by_recomputing(
         assert account.remote == 0
 
 
-async def test_a_busy_worker_is_not_punished(tiny_model: Path, tmp_path: Path) -> None:
-    """Neither for work nor for probes."""
+async def test_a_worker_that_is_busy_for_a_while_is_not_punished(tiny_model: Path, tmp_path: Path) -> None:
+    """Neither for work nor for probes, until it has answered nothing for so long that nobody can say it works."""
     busy = False
 
     def meddle(handler: Handler) -> Handler:
@@ -350,11 +351,197 @@ async def test_a_busy_worker_is_not_punished(tiny_model: Path, tmp_path: Path) -
         busy = True
         helped, account = await swarm.generate(PROMPT, 6)
         assert helped == alone
-        assert account.fallback == account.pairs
+        assert 0 < account.fallback < account.pairs
         (member,) = swarm.backbone.members.workers
-        await trio.sleep(60)
-        assert member.standing is Standing.SERVING
+        assert member.past.in_vain == 1, "it is not asked again before it wants to be"
+        await trio.sleep(10)
         assert member.tally.late == 0
+        assert swarm.serving()
+        await trio.sleep(swarm.config.dispatch.fresh_s)
+        assert not swarm.serving()
+        busy = False
+        await swarm.until(lambda: bool(swarm.serving()))
+        _, account = await swarm.generate(PROMPT, 6)
+    assert account.remote == account.pairs
+
+
+def is_probe(message: Message) -> bool:
+    """As a liar sees it."""
+    return isinstance(message, Experts) and (message.form, message.encoding, message.n_rows) == (
+        "experts",
+        "f32",
+        1,
+    )
+
+
+@pytest.mark.parametrize("excuse", ["busy", "overflow"])
+async def test_excuses_instead_of_work_stall_no_answer(tiny_model: Path, tmp_path: Path, excuse: str) -> None:
+    """Right before the deadline, and with right answers to probes."""
+    refusing = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def answer(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            if refusing and not is_probe(message):
+                await trio.sleep(0.45)
+                raise RequestRefusedError(excuse, "later", 1)
+            return await handler(peer, message, body)
+
+        return answer
+
+    async with open_swarm(tiny_model, tmp_path, form=WireForm()) as swarm:
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        await swarm.generate(PROMPT, 4)
+        refusing = True
+        started_s = trio.current_time()
+        for _ in range(20):
+            await swarm.generate(PROMPT, 40)
+            await trio.sleep(5)
+        assert trio.current_time() - started_s - 20 * 5 < 10 * 0.45, "three, then one after each pause"
+        (member,) = swarm.backbone.members.workers
+        assert member.standing is Standing.SUSPECT
+        assert excuse in member.reason
+
+
+async def test_a_silent_worker_sheds_nothing_by_leaving_and_coming_back(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Over the same connection, whenever it is found out; it answers probes."""
+    mute = False
+    asked_at_s: list[float] = []
+
+    def meddle(handler: Handler) -> Handler:
+        async def answer(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            if mute and not is_probe(message):
+                asked_at_s.append(trio.current_time())
+                await trio.sleep_forever()
+            return await handler(peer, message, body)
+
+        return answer
+
+    async with open_swarm(tiny_model, tmp_path, form=WireForm()) as swarm:
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        members = swarm.backbone.members
+        mute = True
+
+        async def leave_and_come_back() -> None:
+            while True:
+                await trio.sleep(0.02)
+                (member,) = members.workers
+                if member.standing is Standing.SUSPECT:
+                    members.leaving(member.peer)
+                    again = members.announce(member.peer, member.ranges, member.max_rows, member.device)
+                    swarm.backbone.prober.watch(again)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave_and_come_back)
+            for _ in range(30):
+                await swarm.generate(PROMPT, 4)
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+    assert 1 < len(set(asked_at_s)) <= 6, "after pauses of 1, 2, 4, 8, 16 seconds"
+
+
+@pytest.mark.parametrize(
+    ("form", "number"),
+    [(EXACT, 3e38), (EXACT, 100.0), (WireForm(), 65504.0), (WireForm(), 100.0)],
+    ids=str,
+)
+async def test_huge_numbers_never_reach_the_model(
+    tiny_model: Path, tmp_path: Path, form: WireForm, number: float
+) -> None:
+    """In one row, from the first request on, and with no audit drawn."""
+    lying = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def liar(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            reply, parts = await handler(peer, message, body)
+            assert isinstance(reply, Rows)
+            if not lying:
+                return reply, parts
+            kind = np.float32 if reply.encoding == "f32" else np.float16
+            values = np.frombuffer(b"".join(bytes(part) for part in parts), kind).copy()
+            values[-3] = number
+            return reply, (values.tobytes(),)
+
+        return liar
+
+    config = replace(Config(), dispatch=replace(DispatchConfig(), audit_share=0.0))
+    async with open_swarm(tiny_model, tmp_path, form=form, config=config) as swarm:
+        alone, _ = await swarm.generate(PROMPT, 8)
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        honest, account = await swarm.generate(PROMPT, 8)
+        assert account.remote == account.pairs
+        lying = True
+        helped, _ = await swarm.generate([*PROMPT, 9], 8)
+        (member,) = swarm.backbone.members.workers
+        assert member.standing is Standing.QUARANTINED
+        assert "recomputing" in member.reason
+    assert honest == alone
+    async with open_swarm(tiny_model, tmp_path / "alone") as swarm:
+        assert helped == (await swarm.generate([*PROMPT, 9], 8))[0]
+
+
+async def test_who_lied_in_a_pass_that_fails_is_found_and_who_helped_is_named(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lying = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def liar(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            reply, parts = await handler(peer, message, body)
+            assert isinstance(message, Experts)
+            if lying and message.layer == 3:
+                values = np.frombuffer(b"".join(bytes(part) for part in parts), np.float32)
+                return reply, ((1e30 * values).tobytes(),)
+            return reply, parts
+
+        return liar
+
+    def fail(*_: object) -> int:
+        raise NotFiniteError("the logits are not finite")
+
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        worker = await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        lying = True
+        monkeypatch.setattr(Sampler, "sample", fail)
+        with pytest.raises(NotFiniteError, match=f"not finite; or one of .* {worker.key.node_id.short}"):
+            await swarm.generate(PROMPT, 4)
+        (member,) = swarm.backbone.members.workers
+        assert member.standing is Standing.QUARANTINED
+
+
+@pytest.mark.parametrize(
+    ("form", "encoding"),
+    [(EXACT, "f16"), (WireForm(), "f32"), (WireForm("partial", "q8"), "f32")],
+    ids=str,
+)
+async def test_rows_in_another_encoding_than_asked_for_are_none(
+    tiny_model: Path, tmp_path: Path, form: WireForm, encoding: str
+) -> None:
+    """Or the exact form would not be exact."""
+    lying = False
+
+    def meddle(handler: Handler) -> Handler:
+        async def other(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+            reply, parts = await handler(peer, message, body)
+            assert isinstance(reply, Rows)
+            if not lying:
+                return reply, parts
+            kinds = {"f32": np.float32, "f16": np.float16}
+            values = np.frombuffer(b"".join(bytes(part) for part in parts), kinds[reply.encoding])
+            return replace(reply, encoding=encoding), (values.astype(kinds[encoding]).tobytes(),)
+
+        return other
+
+    async with open_swarm(tiny_model, tmp_path, form=form) as swarm:
+        alone, _ = await swarm.logits(PROMPT)
+        await swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, meddle))
+        lying = True
+        helped, account = await swarm.logits(PROMPT)
+        (member,) = swarm.backbone.members.workers
+        assert member.standing is Standing.QUARANTINED
+    assert account.remote == 0
+    assert np.array_equal(alone, helped) or not form.exact
 
 
 async def test_q8_with_a_model_whose_rows_are_no_whole_blocks_ends_the_start(tmp_path: Path) -> None:

@@ -65,13 +65,15 @@ def project_delta_net(b: LayerBuilder, cur: Tensor) -> Projected:
 def run_delta_net(b: LayerBuilder, qkv: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     """Take a slot's convolution and state on by its new tokens: outputs f32 [size, n_heads, T, 1].
 
+    Both stay as they were if the tokens are tentative.
     V head h reads K head h % ssm_n_group: the converter stores V heads in that order.
     """
     g = b.g
     q, k, v = _convolve(b, qkv)
     result = g.gated_delta_net(q, k, v, decay, beta, b.state(SSM_STATE))
     out, new_state = _split_result(b, result)
-    g.expand(g.cpy(new_state, b.state(SSM_STATE)))
+    if not b.tentative:
+        g.expand(g.cpy(new_state, b.state(SSM_STATE)))
     return b.cb(out, "attn_output")
 
 
@@ -101,7 +103,8 @@ def _convolve(b: LayerBuilder, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     conv_input = g.concat(state, columns, 0)
     strides = (conv_input.nb[1], conv_input.nb[2])
     last = g.view(conv_input, (n_keep, n_channels, 1), strides, n_tokens * F32_BYTES)
-    g.expand(g.cpy(last, b.state(CONV_STATE)))
+    if not b.tentative:
+        g.expand(g.cpy(last, b.state(CONV_STATE)))
     mixed = b.cb(g.silu(g.ssm_conv(conv_input, b.weight("ssm_conv1d.weight"))), "conv_output_silu")
     n_qk = hp.ssm_n_group * hp.ssm_d_state
     q = _heads(b, mixed, hp.ssm_n_group, 0)

@@ -1,0 +1,235 @@
+"""What computing pairs of a layer costs here and at each worker, learned from what it took lately. Pure.
+
+Times depend on the size of a call, and not in proportion: a single row is a latency, a chunk of a prompt is compute.
+So every kind of call is remembered by the power of two of its pairs, and sizes that were never seen are derived from
+the nearest one that was. All times are in seconds, `now_s` of the clock that comes in.
+
+Two threads use it: the compute thread writes what was computed here, trio's what workers did, and each reads both.
+Every number is replaced, never changed in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from swarmnode.config import DispatchConfig
+
+_BUCKETS = 24
+"""Calls of up to 2^24 pairs are told apart."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An exponentially weighted mean and mean deviation, and when it was last renewed."""
+
+    mean: float
+    deviation: float
+    at_s: float
+    n: int = 1
+
+    def with_sample(self, value: float, now_s: float, weight: float) -> Estimate:
+        """With one more sample. The first ones count as a plain mean, so that a slow first call is soon forgotten.
+
+        What is far above all before is cut: a machine that was busy elsewhere for once says nothing about the next
+        call. If it was no exception the deviation grows, and the mean follows after a few samples.
+        """
+        weight = max(weight, 1 / (self.n + 1))
+        value = min(value, self.mean + 8 * max(self.deviation, 0.1 * self.mean)) if self.mean else value
+        deviation = self.deviation + weight * (abs(value - self.mean) - self.deviation)
+        return Estimate(self.mean + weight * (value - self.mean), deviation, now_s, self.n + 1)
+
+    def faded(self, floor: float, now_s: float, half_life_s: float) -> float:
+        """The mean, of which what is above `floor` halves every `half_life_s` without a sample.
+
+        What was slow once and is not used for that reason would otherwise never be found to be fast again.
+        """
+        if self.mean <= floor:
+            return self.mean
+        return floor + (self.mean - floor) * math.exp2(-max(0.0, now_s - self.at_s) / half_life_s)
+
+    @property
+    def late_s(self) -> float:
+        """Above about 95 % of samples: mean + 4 deviations, as TCP's retransmission timer has it (RFC 6298)."""
+        return self.mean + 4 * self.deviation
+
+
+def _bucket(n_pairs: int) -> int:
+    return min(max(1, n_pairs).bit_length(), _BUCKETS) - 1
+
+
+class _BySize:
+    """Estimates by size of call."""
+
+    def __init__(self, config: DispatchConfig) -> None:
+        self._weight = config.estimate_weight
+        self.items: list[Estimate | None] = [None] * _BUCKETS
+        self.least = float("inf")
+        """The smallest sample lately: kept as a floor."""
+
+    def add(self, n_pairs: int, value: float, now_s: float) -> None:
+        """A call of so many pairs had this value."""
+        index = _bucket(n_pairs)
+        known = self.items[index]
+        self.items[index] = (
+            Estimate(value, value / 2, now_s)
+            if known is None
+            else known.with_sample(value, now_s, self._weight)
+        )
+        self.least = min(value, self.least * 1.01)
+
+    def at(self, n_pairs: int) -> Estimate | None:
+        """For calls of this size, exactly."""
+        return self.items[_bucket(n_pairs)]
+
+    def near(self, n_pairs: int) -> tuple[Estimate, float] | None:
+        """The estimate of the nearest size (the smaller of two), and how many times as many pairs are asked for."""
+        wanted = _bucket(n_pairs)
+        here = self.items[wanted]
+        if here is not None:
+            return here, 1.0
+        for step in range(1, _BUCKETS):
+            for index in (wanted - step, wanted + step):
+                if 0 <= index < _BUCKETS and (found := self.items[index]) is not None:
+                    return found, 2.0 ** (wanted - index)
+        return None
+
+
+class LocalCost:
+    """The bank of this process: seconds a pair where its expert is in memory, and seconds more for each that is not."""
+
+    def __init__(self, config: DispatchConfig, expert_bytes: int) -> None:
+        """`expert_bytes`: of one expert, for a first guess of what reading it takes."""
+        self._config = config
+        self._warm = _BySize(config)
+        self._cold: Estimate | None = None
+        self._cold_guess_s = expert_bytes / config.disk_bytes_per_s
+
+    def add(self, n_pairs: int, n_cold: int, seconds: float, now_s: float) -> None:
+        """A call of so many pairs took so long; `n_cold` of its distinct experts were not in memory."""
+        if not n_pairs:
+            return
+        if not n_cold:
+            self._warm.add(n_pairs, seconds / n_pairs, now_s)
+            return
+        each_s = max(0.0, seconds - self._warm_s(n_pairs)) / n_cold
+        self._cold = (
+            Estimate(each_s, each_s / 2, now_s)
+            if self._cold is None
+            else self._cold.with_sample(each_s, now_s, self._config.estimate_weight)
+        )
+
+    def expect(self, n_pairs: int, n_cold: float, now_s: float) -> float:
+        """Seconds that a call of so many pairs will take."""
+        if not n_pairs:
+            return 0.0
+        return self._warm_s(n_pairs) + (n_cold * self.cold_s(now_s) if n_cold else 0.0)
+
+    def cold_s(self, now_s: float) -> float:
+        """Seconds for each distinct expert that is not in memory."""
+        if self._cold is None:
+            return self._cold_guess_s
+        return self._cold.faded(0.0, now_s, self._config.estimate_half_life_s)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was computed while all of it was in memory."""
+        return self._warm.near(1) is not None
+
+    def _warm_s(self, n_pairs: int) -> float:
+        near = self._warm.near(n_pairs)
+        return n_pairs * (self._config.pair_s if near is None else near[0].mean)
+
+
+class WorkerCost:
+    """One worker: how long requests of each size took until their reply was here."""
+
+    def __init__(self, config: DispatchConfig) -> None:
+        self._config = config
+        self._times = _BySize(config)
+        self.in_flight = 0
+        """Requests under way."""
+        self.rtt_s = 0.0
+        """Round trip of a ping; a guess for the first request."""
+        self.unanswered_s = 0.0
+        """Waited for replies that were given up, since the last one that came."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has answered, or let us wait."""
+        return self._times.near(1) is not None
+
+    def add(self, n_pairs: int, seconds: float, now_s: float) -> None:
+        """A request of so many pairs was answered."""
+        self.unanswered_s = 0.0
+        self._times.add(n_pairs, seconds, now_s)
+
+    def gave_up(self, n_pairs: int, seconds: float, now_s: float) -> None:
+        """A request was given up after so long: it would have taken at least that."""
+        self.unanswered_s += seconds
+        known = self._times.at(n_pairs)
+        if known is None or seconds > known.mean:
+            self._times.add(n_pairs, seconds, now_s)
+
+    def expect(self, n_pairs: int, now_s: float) -> float:
+        """Seconds until the reply to so many pairs is here, with nothing else under way."""
+        if not n_pairs:
+            return 0.0
+        near = self._times.near(n_pairs)
+        if near is None:
+            return self.rtt_s + n_pairs * self._config.pair_s
+        estimate, factor = near
+        floor = min(self._times.least, estimate.mean)
+        seconds = estimate.faded(floor, now_s, self._config.estimate_half_life_s)
+        return seconds if factor <= 1 else floor + factor * (seconds - floor) + self._more_s(n_pairs, factor)
+
+    def _more_s(self, n_pairs: int, factor: float) -> float:
+        """What pairs beyond those of a known size may cost; only until requests of this size have been seen."""
+        return n_pairs * (1 - 1 / factor) * self._config.pair_s
+
+    def hedge_after_s(self, n_pairs: int) -> float | None:
+        """How long to wait for such a request before asking elsewhere; None: too little is known."""
+        known = self._times.at(n_pairs)
+        if known is None or known.n < self._config.hedge_samples:
+            return None
+        return max(self._config.hedge_min_s, known.late_s)
+
+    def score_s(self, now_s: float) -> float:
+        """For choosing between replicas: a small request's time, once for each that is under way and once more."""
+        return self.expect(1, now_s) * (self.in_flight + 1)
+
+
+class CostModel:
+    """All of it."""
+
+    def __init__(self, config: DispatchConfig, expert_bytes: int, now: Callable[[], float]) -> None:
+        """`expert_bytes`: of one expert; `now`: seconds, from either thread."""
+        self.now = now
+        self._config = config
+        self.local = LocalCost(config, expert_bytes)
+        self._workers: dict[Hashable, WorkerCost] = {}
+        self._cut: Estimate | None = None
+
+    def worker(self, node: Hashable) -> WorkerCost:
+        """What is known of a node. It outlives connections; of too many nodes, the first are forgotten."""
+        known = self._workers.get(node)
+        if known is None:
+            if len(self._workers) >= self._config.max_known_workers:
+                self._workers.pop(next(iter(self._workers)))
+            known = self._workers[node] = WorkerCost(self._config)
+        return known
+
+    def add_cut(self, seconds: float, now_s: float) -> None:
+        """A layer that was sent out took so much longer than its slowest part."""
+        value = max(0.0, seconds)
+        self._cut = (
+            Estimate(value, value / 2, now_s)
+            if self._cut is None
+            else self._cut.with_sample(value, now_s, self._config.estimate_weight)
+        )
+
+    @property
+    def cut_s(self) -> float:
+        """Seconds that a layer costs because it is sent out: handovers between threads, and the messages' making."""
+        return self._config.cut_s if self._cut is None else self._cut.mean

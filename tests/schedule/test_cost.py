@@ -1,0 +1,130 @@
+"""What is learned from times: it follows changes, forgets bad luck, and guesses sensibly before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.config import DispatchConfig
+from swarmnode.schedule.cost import CostModel, Estimate, LocalCost, WorkerCost
+
+CONFIG = DispatchConfig()
+EXPERT_BYTES = 6_000_000
+seconds = st.floats(1e-5, 10.0)
+
+
+def local(n: int = 20, n_pairs: int = 8, each_s: float = 1e-4) -> LocalCost:
+    cost = LocalCost(CONFIG, EXPERT_BYTES)
+    for number in range(n):
+        cost.add(n_pairs, 0, n_pairs * each_s, number)
+    return cost
+
+
+def worker(times: list[float], n_pairs: int = 4) -> WorkerCost:
+    cost = WorkerCost(CONFIG)
+    for number, value in enumerate(times):
+        cost.add(n_pairs, value, number)
+    return cost
+
+
+@given(st.lists(seconds, min_size=1, max_size=60))
+def test_an_estimate_stays_within_its_samples(values: list[float]) -> None:
+    estimate = Estimate(values[0], 0.0, 0.0)
+    for number, value in enumerate(values[1:], 1):
+        estimate = estimate.with_sample(value, number, 0.1)
+    assert min(values) * 0.999 <= estimate.mean <= max(values) * 1.001
+    assert estimate.deviation >= 0
+    assert estimate.n == len(values)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.003, 0.04), (0.04, 0.003)])
+def test_a_change_is_followed(before: float, after: float) -> None:
+    cost = worker([before] * 50 + [after] * 60)
+    assert cost.expect(4, 109) == pytest.approx(after, rel=0.1)
+
+
+def test_one_hiccup_is_not_a_change() -> None:
+    assert worker([0.003] * 50 + [0.4] + [0.003] * 3).expect(4, 54) < 0.0035
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096), seconds)
+def test_sizes_never_seen_are_derived_from_those_that_were(known: int, asked: int, took_s: float) -> None:
+    cost = worker([took_s] * 3, known)
+    expected = cost.expect(asked, 3)
+    assert expected >= took_s * 0.999
+    assert expected <= took_s + (1 + asked) * CONFIG.pair_s
+
+
+def test_before_anything_is_known_a_ping_counts() -> None:
+    cost = WorkerCost(CONFIG)
+    cost.rtt_s = 0.04
+    assert not cost.is_known
+    assert cost.expect(4, 0.0) == pytest.approx(0.04 + 4 * CONFIG.pair_s)
+    assert cost.hedge_after_s(4) is None
+
+
+def test_what_was_slow_and_is_not_asked_is_believed_to_be_faster_later() -> None:
+    cost = worker([0.003] * 20 + [0.2] * 60)
+    slow_s = cost.expect(4, 80)
+    assert cost.expect(4, 80 + CONFIG.estimate_half_life_s) < 0.6 * slow_s
+    assert cost.expect(4, 80 + 100 * CONFIG.estimate_half_life_s) == pytest.approx(0.003, rel=0.9)
+
+
+def test_hedging_begins_behind_nearly_all_answers() -> None:
+    times = [0.02 + 0.001 * (number % 5) for number in range(60)]
+    after_s = worker(times).hedge_after_s(4)
+    assert after_s is not None
+    assert max(times) < after_s < 0.04
+    assert worker([0.0001] * 20).hedge_after_s(4) == CONFIG.hedge_min_s
+    assert worker([0.001] * (CONFIG.hedge_samples - 1)).hedge_after_s(4) is None
+    assert worker([0.001] * 20).hedge_after_s(4096) is None, "nothing is known of such requests"
+
+
+def test_requests_under_way_make_a_worker_look_slower() -> None:
+    cost = worker([0.01] * 5)
+    idle_s = cost.score_s(5)
+    cost.in_flight = 2
+    assert cost.score_s(5) == pytest.approx(3 * idle_s)
+
+
+def test_a_request_that_was_given_up_counts_as_that_long_at_least() -> None:
+    cost = worker([0.003] * 20)
+    cost.gave_up(4, 0.05, 21)
+    assert cost.expect(4, 21) > 0.003
+    assert cost.unanswered_s == pytest.approx(0.05)
+    cost.gave_up(4, 0.001, 21)
+    assert cost.unanswered_s == pytest.approx(0.051)
+    cost.add(4, 0.003, 22)
+    assert cost.unanswered_s == 0
+
+
+def test_cold_experts_cost_what_they_took_beyond_the_warm_ones() -> None:
+    cost = local()
+    assert cost.cold_s(20) == EXPERT_BYTES / CONFIG.disk_bytes_per_s, "a guess"
+    for number in range(20):
+        cost.add(8, 3, 8e-4 + 3 * 0.002, 20 + number)
+    assert cost.expect(8, 3, 39) == pytest.approx(8e-4 + 3 * 0.002, rel=0.05)
+    assert cost.expect(8, 0, 39) == pytest.approx(8e-4)
+    assert cost.expect(0, 0, 39) == 0
+    assert cost.cold_s(39 + CONFIG.estimate_half_life_s) < 0.6 * cost.cold_s(39)
+
+
+def test_larger_calls_are_cheaper_by_pair_once_that_is_known() -> None:
+    cost = local()
+    assert cost.expect(1024, 0, 20) == pytest.approx(1024 * 1e-4)
+    cost.add(1024, 0, 1024 * 1e-5, 20)
+    assert cost.expect(1024, 0, 20) == pytest.approx(1024 * 1e-5)
+    assert cost.expect(8, 0, 20) == pytest.approx(8e-4)
+
+
+def test_nodes_are_remembered_and_only_so_many() -> None:
+    cost = CostModel(CONFIG, EXPERT_BYTES, lambda: 0.0)
+    first = cost.worker("first")
+    assert cost.worker("first") is first
+    for number in range(CONFIG.max_known_workers):
+        cost.worker(number)
+    assert cost.worker("first") is not first
+    assert cost.cut_s == CONFIG.cut_s
+    cost.add_cut(-1.0, 0.0)
+    assert cost.cut_s == 0
