@@ -174,6 +174,9 @@ class DispatchConfig:
     """... and less often where that is slow: all of it may cost this share of the time."""
     replica_margin: float = 1.25
     """A share goes to another holder than the owner only if that is so many times better: shares should stay whole."""
+    hedges: bool = False
+    """Whether a late share is asked for a second time. Off by itself: a prompt's share that is late once can cost its
+    worker the standing, and one without room is not seen to be late (decision 0030, what is missing)."""
     hedge_samples: int = 8
     """Answers of a size by which a worker is known well enough to say when it is late."""
     hedge_min_s: float = 0.01

@@ -86,7 +86,7 @@ from swarmnode.services.reports import (
 @click.option(
     "--send",
     type=click.Choice(["auto", "always"]),
-    default="auto",
+    default="always",
     show_default=True,
     help="What workers get: rows that they are expected to finish sooner, or whatever they hold.",
 )

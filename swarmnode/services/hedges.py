@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from swarmnode.config import DispatchConfig
 from swarmnode.schedule.cost import WorkerCost
 from swarmnode.schedule.dispatch import Share
 from swarmnode.schedule.sending import SendPolicy
@@ -14,7 +15,14 @@ from swarmnode.services.members import Standing, Worker
 class Hedges:
     """Of one layer. Trio's thread."""
 
-    def __init__(self, layer: RemoteLayer, workers: tuple[Worker, ...], policy: SendPolicy) -> None:
+    def __init__(
+        self,
+        layer: RemoteLayer,
+        workers: tuple[Worker, ...],
+        policy: SendPolicy,
+        config: DispatchConfig,
+    ) -> None:
+        self._is_on = config.hedges
         self._layer = layer
         self._workers = workers
         self._policy = policy
@@ -25,8 +33,10 @@ class Hedges:
         Where nobody else holds the share there is only the local copy. It is computed when the wait has taken as long
         as that will: whenever the answer comes, the two together take at most twice the better of both. With several
         passes under way all of them would wait for the compute thread.
-        Infinity: not at all, because too little is known or there is nobody.
+        Infinity: not at all, because too little is known or there is nobody, or it is not wanted.
         """
+        if not self._is_on:
+            return math.inf
         after_s = cost.hedge_after_s(len(share.flat))
         if after_s is None:
             return math.inf

@@ -312,7 +312,7 @@ class RemoteExperts:
                 request = self._request(workers[index], piece, started_s + deadline_s, account)
                 requests.append(request)
                 self._begin(rows, request)
-            hedges = Hedges(layer, workers, self.policy)
+            hedges = Hedges(layer, workers, self.policy, self._config)
             if plan.local is not None:
                 await self._compute.run(partial(pending.add_local, plan.local))
             waiting_from_s = trio.current_time()

@@ -118,7 +118,7 @@ class Play:
 async def open_play(
     model: Path, folder: Path, *seconds: float, config: DispatchConfig | None = None
 ) -> AsyncIterator[Play]:
-    base = Config() if config is None else replace(Config(), dispatch=config)
+    base = replace(Config(), dispatch=replace(config or DispatchConfig(), hedges=True))
     async with open_swarm(model, folder, config=base) as swarm:
         alone, _ = await swarm.generate(PROMPT, 40)
         paces = [Pace(value) for value in seconds]
