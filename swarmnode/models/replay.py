@@ -55,10 +55,12 @@ class CoreReplay:
         """Run the cores of all layers in `inputs` (as `take` gave them) for the first `n_tokens`. DeviceError."""
         for layer, values in inputs.items():
             graph = self._build(slot, layer, n_tokens)
-            for place, value in enumerate(values):
-                graph.set(into_name(layer, place), value[:n_tokens])
-            graph.compute()
-            graph.close()
+            try:
+                for place, value in enumerate(values):
+                    graph.set(into_name(layer, place), value[:n_tokens])
+                graph.compute()
+            finally:
+                graph.close()
 
     def _build(self, slot: int, layer: int, n_tokens: int) -> Graph:
         if self._workspace is None:

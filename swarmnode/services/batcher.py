@@ -80,6 +80,8 @@ class Seat:
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
+        self.has_failed = False
+        """Its rows failed while it was being cancelled, so that nobody was told."""
 
     async def run(self, rows: Rows, *, may_be_cut: bool = True) -> Any:
         """Run these rows in the next step (or, if they are many and may be cut, in the next ones); what `take` made.
@@ -87,7 +89,7 @@ class Seat:
         Raises what the pass raised. Cancelled, it leaves at once if the rows have not begun; else when their step ends,
         because the slot is in use until then; a step that everybody has left is cancelled.
         """
-        return await self._batcher.run_rows(rows, may_be_cut)
+        return await self._batcher.run_rows(self, rows, may_be_cut)
 
     @property
     def wants_drafts(self) -> bool:
@@ -149,7 +151,7 @@ class Batcher:
             return self._answer_times.leave_idle(len(self._steps) + 1)
         return self.speculate == "always"
 
-    async def run_rows(self, rows: Rows, may_be_cut: bool) -> Any:
+    async def run_rows(self, seat: Seat, rows: Rows, may_be_cut: bool) -> Any:
         """See Seat.run."""
         ask = _Ask(rows, may_be_cut)
         self._waiting.append(ask)
@@ -158,6 +160,7 @@ class Batcher:
             await ask.ended.wait()
         except trio.Cancelled:
             await self._give_up(ask)
+            seat.has_failed |= ask.error is not None and not isinstance(ask.error, EngineStoppedError)
             raise
         if ask.error is not None:
             raise ask.error
@@ -175,6 +178,14 @@ class Batcher:
             with trio.CancelScope(shield=True):
                 await ask.ended.wait()
 
+    def stop(self) -> None:
+        """No step will begin any more: whoever waits for one is told."""
+        for ask in self._waiting:
+            ask.error = EngineStoppedError()
+            self._n_expected += 1
+            ask.ended.set()
+        self._waiting.clear()
+
     # -- steps
 
     def _begin_steps(self) -> None:
@@ -189,7 +200,12 @@ class Batcher:
             step = _Step([(ask, n_tokens) for ask, n_tokens in zip(asks, counts, strict=True) if n_tokens])
             self._waiting = [ask for ask in self._waiting if ask.step is None]
             self._steps.add(step)
-            self._start(partial(self._run, step))
+            try:
+                self._start(partial(self._run, step))
+            except EngineStoppedError as error:
+                self._steps.remove(step)
+                self._settle(step, [None] * len(step.parts), error)
+                return
 
     async def _run(self, step: _Step) -> None:
         """One pass."""

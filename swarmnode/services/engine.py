@@ -7,11 +7,12 @@ there (prefix_cache).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import trio
 
 from swarmnode.compute.bank import ExpertBank
@@ -23,10 +24,11 @@ from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.services.account import Account
 from swarmnode.services.batcher import Batcher
 from swarmnode.services.demand import DemandWatch
+from swarmnode.services.engine_tasks import EngineTasks
 from swarmnode.services.generation import DoneEvent, Event, GenerateRequest, Generation, Parts, TokenEvent
 from swarmnode.services.members import Members
 from swarmnode.services.passes import F32, Passes, Rows
-from swarmnode.services.prefix_cache import PrefixCache
+from swarmnode.services.prefix_cache import PrefixCache, Tokens
 from swarmnode.services.remote_experts import RemoteExperts
 from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import Runner
@@ -75,15 +77,14 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self._prefixes = PrefixCache(n_slots, config)
+        self._tasks = EngineTasks()
         self._asked: set[_Asked] = set()
         self._free = set(range(n_slots))
         self._turns = trio.Semaphore(n_slots)
         members.on_betrayal = self._doubt
         self._parts = Parts(model, tokenizer, compute, self._prefixes, config, chunk_tokens)
         self.passes = Passes(model, bank, compute, members, remote, demand, residents)
-        self.batcher = Batcher(self.passes, self._start, config, chunk_tokens)
-        self._tasks: trio.MemorySendChannel[Callable[[], Awaitable[None]]] | None = None
-        """Takes functions to run as tasks; None while the engine does not run."""
+        self.batcher = Batcher(self.passes, self._tasks.start, config, chunk_tokens)
 
     @property
     def n_waiting(self) -> int:
@@ -97,22 +98,13 @@ class Engine:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run answers and steps until cancelled; then everything that is under way ends with EngineStoppedError."""
-        self._tasks, tasks = trio.open_memory_channel[Callable[[], Awaitable[None]]](float("inf"))
         try:
-            async with trio.open_nursery() as nursery:
-                task_status.started()
-                async for task in tasks:
-                    nursery.start_soon(task)
+            await self._tasks.run(task_status=task_status)
         finally:
-            self._tasks = None
+            self.batcher.stop()
             for asked in self._asked:  # whose tasks did not begin
                 asked.end(EngineStoppedError())
             self._asked.clear()
-
-    def _start(self, task: Callable[[], Awaitable[None]]) -> None:
-        if self._tasks is None:
-            raise EngineStoppedError
-        self._tasks.send_nowait(task)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | DoneEvent]:
         """Generate token by token; the last event is a DoneEvent.
@@ -124,7 +116,7 @@ class Engine:
         self.check(request)
         send, receive = trio.open_memory_channel[Event](self._parts.config.tokens_ahead)
         asked = _Asked(request, send)
-        self._start(partial(self._answer, asked))
+        self._tasks.start(partial(self._answer, asked))
         self._asked.add(asked)
         try:
             async with receive:
@@ -142,10 +134,14 @@ class Engine:
         failure: Exception | None = EngineStoppedError()  # if this is cancelled while somebody listens
         try:
             with asked.scope:
-                async with self._slot(asked.request.tokens) as slot:
+                async with self._slot(np.asarray(asked.request.tokens, np.int32)) as slot:
                     asked.is_waiting = False
                     with self.batcher.seat() as seat:
-                        await Generation(self._parts, asked.request, slot, seat, asked.send).run()
+                        try:
+                            await Generation(self._parts, asked.request, slot, seat, asked.send).run()
+                        finally:
+                            if seat.has_failed:  # while it was being cancelled
+                                self._prefixes.forget(slot)
                 failure = None
         except Exception as error:
             failure = error
@@ -167,9 +163,13 @@ class Engine:
         return logits
 
     def check(self, request: GenerateRequest) -> None:
-        """Raise what `generate` would raise at once: UsageError (empty prompt), ContextFullError (too long)."""
+        """Raise what `generate` would raise at once: UsageError (no tokens, or an unknown one, which would end the step
+        for everybody in it), ContextFullError (too long).
+        """
         if not request.tokens:
             raise UsageError("the prompt is empty: give at least one token")
+        if min(request.tokens) < 0 or max(request.tokens) >= self.model.n_vocab:
+            raise UsageError(f"a token id is outside the vocabulary of {self.model.n_vocab}")
         needed = len(request.tokens) + request.max_tokens
         if needed > self.model.n_ctx:
             raise ContextFullError(
@@ -182,16 +182,15 @@ class Engine:
         self._prefixes.doubt(node_id.short)
 
     @asynccontextmanager
-    async def _slot(self, tokens: Sequence[int]) -> AsyncIterator[int]:
+    async def _slot(self, tokens: Tokens) -> AsyncIterator[int]:
         """A slot for a prompt, the best of those that are free."""
-        await self._turns.acquire()
-        slot = self._prefixes.choose(tokens, self._free)
-        self._free.remove(slot)
-        try:
-            yield slot
-        except Exception:  # not a cancellation: after that the checkpoints are good
-            self._prefixes.forget(slot)
-            raise
-        finally:
-            self._free.add(slot)
-            self._turns.release()
+        async with self._turns:
+            slot = self._prefixes.choose(tokens, self._free)
+            self._free.remove(slot)
+            try:
+                yield slot
+            except Exception:  # not a cancellation: after that the checkpoints are good
+                self._prefixes.forget(slot)
+                raise
+            finally:
+                self._free.add(slot)

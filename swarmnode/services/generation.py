@@ -193,6 +193,7 @@ class Generation:
         if start and prefixes.stands_at(slot, start) and prefixes.wants(slot):
             # The end of the last answer: what was asked then may be asked again in other words.
             await self._keep()
+            start = prefixes.usable(slot, self._tokens)  # what it stood on may have become doubtful meanwhile
         checkpoint = prefixes.rewind(slot, start)
         if checkpoint is not None or not start:
             prefixes.begin(slot)

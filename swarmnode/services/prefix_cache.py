@@ -167,6 +167,7 @@ class PrefixCache:
         if stands:
             return None
         last = held.kept[-1]
+        assert last.position == position, "a checkpoint that `usable` did not give"
         last.floor = self._floor
         held.helpers = set(last.helpers)
         held.is_torn = held.is_doubtful = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from swarmnode.config import EngineConfig, Speculate
 from swarmnode.errors import DeviceError, EngineStoppedError
 from swarmnode.services.account import Account
 from swarmnode.services.batcher import Batcher, Seat
+from swarmnode.services.engine_tasks import EngineTasks
 from swarmnode.services.passes import PassTimes, Rows
 
 STEP_S = 1.0
@@ -282,3 +285,30 @@ async def test_a_shutdown_ends_those_who_wait() -> None:
         await trio.sleep(0.5)
         inner.cancel_scope.cancel()
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_shutdown_at_any_moment_ends_everything(seed: int) -> None:
+    """Nothing waits, shielded, for a step that never begins."""
+    rng = random.Random(seed)
+    tasks = EngineTasks()
+
+    class Quick(FakePasses):
+        async def run(self, asked: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
+            await trio.sleep(rng.uniform(0.5, 2.0))
+            return [None] * len(asked), PassTimes(1.0, rng.choice([0.0, 4.0]))
+
+    batcher = Batcher(Quick(), tasks.start, EngineConfig(), 16)
+
+    async def sequence(slot: int) -> None:
+        with batcher.seat() as seat:
+            while True:
+                await seat.run(rows(slot, [0]))
+
+    with trio.fail_after(1000):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(tasks.run)
+            for slot in range(1 + seed % 8):
+                tasks.start(partial(sequence, slot))
+            await trio.sleep(rng.uniform(5.0, 20.0))
+            nursery.cancel_scope.cancel()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from swarmnode.errors import DeviceError, UsageError
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.services.account import Account
 from swarmnode.services.engine import GenerateRequest, TokenEvent
@@ -180,3 +181,36 @@ async def test_sixteen_sessions_of_which_some_read_slowly(
     assert [found[number] for number in range(16)] == alone[:16]
     quick = [ended_s[number] - started_s for number in range(16) if number % 4]
     assert max(quick) < 1.0
+
+
+async def test_an_unknown_token_id_is_refused_before_it_shares_a_step(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with watched(tiny_model, tmp_path, 2) as (swarm, widths):
+        for token in (-1, swarm.backbone.engine.model.n_vocab):
+            with pytest.raises(UsageError, match="vocabulary"):
+                await swarm.generate([1, token], 2)
+    assert not widths
+
+
+async def test_numbers_that_fail_while_their_sequence_is_cancelled_leave_nothing_behind(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    prompt = PROMPTS[13]
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+        engine = swarm.backbone.engine
+        real = engine.passes.run
+
+        async def run(rows: Sequence[Rows]) -> object:
+            if len(rows[0].tokens) > 1:
+                return await real(rows)
+            scope.cancel()
+            with trio.CancelScope(shield=True):  # as a job that has begun on the compute thread
+                await trio.sleep(0.1)
+            raise DeviceError("not finite")
+
+        with pytest.MonkeyPatch.context() as patch, trio.CancelScope() as scope:
+            patch.setattr(engine.passes, "run", run)
+            await swarm.generate(prompt, 5)
+        assert scope.cancelled_caught
+        assert all(engine._prefixes.usable(slot, [*prompt, 1]) == 0 for slot in range(2))

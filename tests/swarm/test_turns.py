@@ -295,3 +295,28 @@ async def test_checkpoints_stay_within_their_budget(tiny_model: Path, tmp_path: 
             assert 0 < talk.engine._prefixes.n_bytes <= budget
             assert turn.n_run <= len(SYSTEM) + 22
             prompt += [*turn.answer, END]
+
+
+async def test_what_a_slot_stands_on_may_become_doubtful_while_it_is_copied(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    first = [*SYSTEM, *words(60, 1), END, 1, 2]
+    async with open_talk(tiny_model, tmp_path) as talk:
+        one = await talk.ask(first)
+        prefixes, compute = talk.engine._prefixes, talk.engine._parts.compute
+        real = compute.run
+
+        async def run(function: Any) -> Any:
+            value = await real(function)
+            for held in prefixes._slots:
+                held.helpers.add("liar")
+            prefixes.doubt("liar")
+            return value
+
+        second = [*first, *one.answer, END, *words(40, 2)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compute, "run", run)
+            two = await talk.ask(second)
+        (slot,) = [i for i, held in enumerate(prefixes._slots) if len(held.tokens)]
+        assert talk.engine.model.n_past(slot) == len(prefixes._slots[slot].tokens)
+    assert two.answer == (await fresh_answers(tiny_model, tmp_path / "fresh", [second]))[0]
