@@ -261,7 +261,8 @@ async def test_lost_gossip_changes_no_answer(
             await swarm.until(lambda: is_covered(swarm, 1), 600)
             nursery.cancel_scope.cancel()
         account = await same_answer(swarm, alone)
-    assert account.remote == account.pairs > 0
+    # Not all: workers go on exchanging what too many hold, and what is on the move is computed here meanwhile.
+    assert account.remote > 0.9 * account.pairs > 0
     assert lost > 20
 
 
