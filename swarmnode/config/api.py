@@ -1,0 +1,50 @@
+"""What a backbone serves over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarmnode.config.units import KIB
+
+
+@dataclass(frozen=True)
+class ApiConfig:
+    """The HTTP API of a backbone."""
+
+    max_waiting: int = 64
+    """Generations that wait for a slot, or for their prompt to become tokens; more are refused with status 429."""
+    retry_after_s: int = 5
+    """What such a client is told to wait: about one short answer."""
+    prompt_threads: int = 2
+    """Threads that render and tokenize prompts: one long prompt does not hold up the others."""
+    stalled_s: float = 60.0
+    """A client that takes no byte for so long is disconnected (HTTP/1.1: by the kernel, Linux only)."""
+
+
+@dataclass(frozen=True)
+class NodeApiConfig:
+    """The node-local routes (api/node_routes, api/shard_route) and what they show (services/market_watch)."""
+
+    max_holders: int = 256
+    """Holders that announce themselves over HTTP: as many as nodes of one site count (GossipConfig.max_per_prefix)."""
+    max_lease_s: int = 3600
+    """Longest lease of such a holder, as GossipConfig.max_ttl_s: it has to say now and then that it lives."""
+    holder_weight: float = 0.1
+    """What a replica of such a holder counts, as MarketConfig.suspect_weight: nobody signs for it."""
+    max_body_bytes: int = 256 * KIB
+    """Of a request: 4,096 ranges in JSON are 100 KB."""
+    max_shards: int = 8
+    """Shards sent at a time; more are refused with status 429. A place is lost as a connection is
+    (WireConfig.min_progress_bytes_per_s)."""
+    shard_piece_bytes: int = 128 * KIB
+    """Read and sent at once: what a client that stalls keeps in memory, and what rows wait for (25 us)."""
+    beside_rows_per_s: float = 120e6
+    """While rows travel, all shards together leave at this rate (bytes/s): handing a piece on takes no time that a rest
+    could follow (StoreConfig.rest_share), its cost comes later, in the kernel and in the client."""
+    threads: int = 2
+    """Threads that read shards and make JSON: one reads 2 GB/s from the page cache, and a disk that is asked twice at a
+    time is fast enough."""
+    max_nodes: int = 256
+    """Nodes listed in GET /api/swarm, connected ones first: 70 KB of JSON, 10 ms for which rows wait."""
+    scarcest: int = 8
+    """Runs of experts listed there as the scarcest."""
