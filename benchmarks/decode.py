@@ -32,6 +32,7 @@ import trio
 
 from benchmarks.bench_swarm import BenchSwarm, open_bench_swarm
 from benchmarks.machine import busy_s, cpu_s, memory_of
+from benchmarks.real_sizes import REAL_LAYERS
 from benchmarks.stopwatch import Stopwatch, Times
 from swarmnode.services.account import Account
 from swarmnode.services.engine import Engine
@@ -43,7 +44,6 @@ N_WORKERS = 2
 PEER_PYTHON = Path(__file__).parent.parent / ".venv-bench" / "bin" / "python"
 QUIET_CORES = 0.05
 """Threads of a graph meet after every operation: a neighbour that takes a part of one core stops them all."""
-REAL_LAYERS = 48
 """Of the model whose sizes are benchmarked."""
 LOCAL_TARGET_US, REMOTE_TARGET_US = 60.0, 500.0
 

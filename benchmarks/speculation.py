@@ -21,13 +21,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import trio
 
+from benchmarks.real_sizes import with_real_states
 from swarmnode.cli.bench_figures import Plan
 from swarmnode.cli.bench_local import Bench, open_bench
 from swarmnode.cli.bench_swarm import NETWORK, BenchSwarm, measured_rtt_ms, open_swarm
@@ -36,6 +37,7 @@ from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.compute.tensors import WeightSet
 from swarmnode.config import EngineConfig, Folders, Speculate
+from swarmnode.models.graph_sources import GraphSources
 from swarmnode.models.qwen35moe import Qwen35Moe
 from swarmnode.models.replay import CoreReplay
 from swarmnode.models.sampling import SamplingParams
@@ -53,7 +55,6 @@ PARTLY = "My dear fellow, said Sherlock Holmes as we sat on either side of the f
 NEW = "We are ready to"
 MIN_RATIO = 1.6
 DEADLINE_MS = 30_000
-REAL_LAYERS = 48
 COPIES = 8
 MODES: tuple[Speculate, ...] = ("never", "always", "auto")
 
@@ -222,22 +223,13 @@ def figures(taken: Sequence[Run], n_layer: int, ratio: float) -> str:
 def accept_costs(index: ModelIndex, device: Device) -> str:
     """Milliseconds of `accept` with the recurrent layers of a 122B model, and of copies of their states."""
     architecture = Qwen35Moe()
-    recurrent = tuple((layer + 1) % 4 != 0 for layer in range(REAL_LAYERS))
-    hparams = replace(
-        architecture.read_hparams(index),
-        n_layer=REAL_LAYERS,
-        recurrent=recurrent,
-        ssm_d_conv=4,
-        ssm_d_state=128,
-        ssm_n_group=16,
-        ssm_dt_rank=64,
-    )
-    layers = [layer for layer, is_recurrent in enumerate(recurrent) if is_recurrent]
+    hparams = with_real_states(architecture.read_hparams(index))
+    layers = [layer for layer, is_recurrent in enumerate(hparams.recurrent) if is_recurrent]
     states = SlotStates(device, architecture, hparams, n_slots=1, n_ctx=256, n_ubatch=1)
     weights = WeightSet(device)
     for layer in layers:
         weights.state(f"blk.{layer}.ssm_conv1d.weight", ggml.F32, (4, hparams.ssm_n_channels))
-    replay = CoreReplay(device, architecture, hparams, weights, states)
+    replay = CoreReplay(GraphSources(device, architecture, hparams, weights, states))
     try:
         n_most = EngineConfig().draft_tokens + 1
         shapes = architecture.step_shapes(hparams, 0).into

@@ -29,6 +29,7 @@ import numpy as np
 import trio
 
 from benchmarks.oracle import TEXT
+from benchmarks.real_sizes import with_real_states
 from swarmnode.compute.devices import Device
 from swarmnode.config import Config, EngineConfig, Folders
 from swarmnode.models.chat import ChatTemplate, template_of
@@ -47,7 +48,6 @@ from swarmnode.weights.index import ModelIndex
 
 MAX_RATIO = 1.1
 N_CTX = 4096
-REAL_LAYERS = 48
 COPIES = 7
 Messages = list[dict[str, str]]
 
@@ -200,16 +200,7 @@ async def agree(talk: Talk, n_texts: int, n_tokens: int) -> bool:
 def checkpoint_costs(index: ModelIndex, device: Device, own_bytes: int) -> str:
     """Bytes and milliseconds of a checkpoint with the recurrent layers of a 122B model."""
     architecture = Qwen35Moe()
-    recurrent = tuple((layer + 1) % 4 != 0 for layer in range(REAL_LAYERS))
-    real = replace(
-        architecture.read_hparams(index),
-        n_layer=REAL_LAYERS,
-        recurrent=recurrent,
-        ssm_d_conv=4,
-        ssm_d_state=128,
-        ssm_n_group=16,
-        ssm_dt_rank=64,
-    )
+    real = with_real_states(architecture.read_hparams(index))
     states = SlotStates(device, architecture, real, n_slots=1, n_ctx=256, n_ubatch=1)
     try:
         made_ms, restored_ms = [], []
@@ -222,7 +213,7 @@ def checkpoint_costs(index: ModelIndex, device: Device, own_bytes: int) -> str:
             restored_ms.append(1e3 * (time.perf_counter() - copied_s))
         budget = EngineConfig().checkpoint_bytes
         return (
-            f"one checkpoint: {own_bytes / 1e6:.1f} MB here; at the real sizes ({sum(recurrent)} recurrent layers) "
+            f"one checkpoint: {own_bytes / 1e6:.1f} MB here; at the real sizes ({sum(real.recurrent)} such layers) "
             f"{states.recurrent_bytes / 1e6:.1f} MB, {statistics.median(made_ms):.0f} ms to make (the first one "
             f"{made_ms[0]:.0f} ms: new memory), {statistics.median(restored_ms):.0f} ms to restore; "
             f"{budget // states.recurrent_bytes} of them in {budget / 1e6:.0f} MB, the bound of all slots together"

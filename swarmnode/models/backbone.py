@@ -17,6 +17,7 @@ from swarmnode.models.base import Callback, Checkpoint, Chosen, ExpertCall, F32A
 from swarmnode.models.batch import TokenBatches
 from swarmnode.models.batch_buffers import BatchBuffers
 from swarmnode.models.batch_graphs import BatchGraphs
+from swarmnode.models.graph_sources import GraphSources
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX
 from swarmnode.models.layer_graphs import (
     IDS,
@@ -94,25 +95,17 @@ class Backbone:
         except BaseException:
             self._weights.close()
             raise
-        self._graphs = LayerGraphs(
-            device, architecture, self.hparams, self._weights, self._states, n_slots=n_slots
-        )
-        self._replay = CoreReplay(device, architecture, self.hparams, self._weights, self._states)
+        sources = GraphSources(device, architecture, self.hparams, self._weights, self._states)
+        self._graphs = LayerGraphs(sources, n_slots=n_slots)
+        self._replay = CoreReplay(sources)
         self._batch_graphs: BatchGraphs | None = None
         self._batches: TokenBatches | None = None
         if self._states.batch is not None:
-            self._open_batches(device, architecture, self._states.batch)
+            self._open_batches(sources, self._states.batch)
         self._slots = [Slot(slot) for slot in range(n_slots)]
 
-    def _open_batches(self, device: Device, architecture: Architecture, buffers: BatchBuffers) -> None:
-        self._batch_graphs = BatchGraphs(
-            device,
-            architecture,
-            self.hparams,
-            self._weights,
-            self._states,
-            buffers,
-        )
+    def _open_batches(self, sources: GraphSources, buffers: BatchBuffers) -> None:
+        self._batch_graphs = BatchGraphs(sources, buffers)
         self._batches = TokenBatches(
             self._batch_graphs,
             buffers,

@@ -13,15 +13,12 @@ from collections import OrderedDict
 from typing import Literal
 
 from swarmnode.compute.columns import keeps_columns
-from swarmnode.compute.devices import Device
 from swarmnode.compute.graph import Graph, GraphBuilder, SharedWorkspace
-from swarmnode.compute.tensors import Tensor, WeightSet
-from swarmnode.models.architecture import Architecture
+from swarmnode.compute.tensors import Tensor
 from swarmnode.models.batch_buffers import BatchBuffers
 from swarmnode.models.blocks.moe import LayerOutput
-from swarmnode.models.hparams import Hparams
+from swarmnode.models.graph_sources import GraphSources
 from swarmnode.models.layer_builder import INP_POS, KQ_MASK, KV_IDX, LayerBuilder
-from swarmnode.models.state import SlotStates
 
 Step = Literal["pre", "post", "logits"]
 
@@ -37,25 +34,17 @@ class BatchGraphs:
 
     def __init__(
         self,
-        device: Device,
-        architecture: Architecture,
-        hparams: Hparams,
-        weights: WeightSet,
-        states: SlotStates,
+        sources: GraphSources,
         buffers: BatchBuffers,
     ) -> None:
-        self._device = device
-        self._architecture = architecture
-        self._hparams = hparams
-        self._weights = weights
-        self._states = states
+        self._sources = sources
         self._buffers = buffers
         self._n_slots = buffers.columns.ne[0]
         self._kept_columns: dict[int, bool] = {}
         """By weight type: whether mat-muls keep the bits of each column (columns.py); tried out when it is met."""
         # Two, so that a dense graph of more rows does not make the cores stale.
         self._dense_memory, self._core_memory = (
-            SharedWorkspace(device) if device.is_host else None for _ in range(2)
+            SharedWorkspace(sources.device) if sources.device.is_host else None for _ in range(2)
         )
         self._dense: OrderedDict[tuple[Step, int, int], Graph] = OrderedDict()
         """By (step, layer, rows), the most recently used last."""
@@ -96,7 +85,7 @@ class BatchGraphs:
 
     def run_core(self, slot: int, layer: int, n_kv: int) -> None:
         """Run the core of a slot. DeviceError."""
-        n_kv = 0 if self._hparams.recurrent[layer] else n_kv
+        n_kv = 0 if self._sources.hparams.recurrent[layer] else n_kv
         kept = self._cores.get((slot, layer))
         if kept is None or kept[0] != n_kv or kept[1].is_stale:
             if kept is not None:
@@ -112,7 +101,7 @@ class BatchGraphs:
         stale = self._dense.pop(key, None)
         if stale is not None:
             stale.close()
-        while len(self._dense) >= _KEPT_WIDTHS * (2 * self._hparams.n_layer + 1):
+        while len(self._dense) >= _KEPT_WIDTHS * (2 * self._sources.hparams.n_layer + 1):
             self._dense.popitem(last=False)[1].close()
         step, layer, n_rows = key
         if step == "logits":
@@ -124,7 +113,7 @@ class BatchGraphs:
 
     def _keeps_columns(self, ggml_type: int) -> bool:
         if ggml_type not in self._kept_columns:
-            self._kept_columns[ggml_type] = keeps_columns(self._device, ggml_type)
+            self._kept_columns[ggml_type] = keeps_columns(self._sources.device, ggml_type)
         return self._kept_columns[ggml_type]
 
     def _builder(
@@ -140,9 +129,9 @@ class BatchGraphs:
         """For graphs of all rows without a slot, so that they cannot name a state."""
         return LayerBuilder(
             g,
-            self._weights,
-            self._states.tensors,
-            self._hparams,
+            self._sources.weights,
+            self._sources.states.tensors,
+            self._sources.hparams,
             slot=slot,
             layer=layer,
             n_tokens=n_tokens,
@@ -164,13 +153,13 @@ class BatchGraphs:
 
     def _build_pre(self, layer: int, n_rows: int) -> Graph:
         """`given` -> x, what the cores need (in the columns of the rows' slots), and what is kept for `_build_post`."""
-        g, buffers = GraphBuilder(self._device, _PRE_NODES), self._buffers
+        g, buffers = GraphBuilder(self._sources.device, _PRE_NODES), self._buffers
         positions = g.view(buffers.positions, (4 * n_rows,), (), 0)
         b = self._builder(g, layer, n_rows, inputs={INP_POS: positions})
         x = self._layer_input(b, layer)
         g.expand(g.cpy(x, _first(g, buffers.x, n_rows)))
-        made = self._architecture.build_pre(b, x)
-        shapes = self._architecture.step_shapes(self._hparams, layer)
+        made = self._sources.architecture.build_pre(b, x)
+        shapes = self._sources.architecture.step_shapes(self._sources.hparams, layer)
         columns = _first(g, buffers.columns, n_rows)
         for tensor, ne, buffer in zip(made.into, shapes.into, buffers.into, strict=False):
             n = math.prod(ne)
@@ -181,22 +170,22 @@ class BatchGraphs:
 
     def _build_logits(self, n_rows: int) -> Graph:
         """`given` behind the last layer -> logits."""
-        g, buffers = GraphBuilder(self._device, _LOGITS_NODES), self._buffers
+        g, buffers = GraphBuilder(self._sources.device, _LOGITS_NODES), self._buffers
         b = self._builder(g, -1, n_rows)
-        x = self._layer_input(b, self._hparams.n_layer)
+        x = self._layer_input(b, self._sources.hparams.n_layer)
         g.expand(g.cpy(g.sum_rows(g.mul(x, x)), _first(g, buffers.squares, n_rows)))
-        g.expand(g.cpy(self._architecture.build_logits(b, x), _first(g, buffers.logits, n_rows)))
+        g.expand(g.cpy(self._sources.architecture.build_logits(b, x), _first(g, buffers.logits, n_rows)))
         return g.build(self._dense_memory)
 
     def _build_post(self, layer: int, n_rows: int) -> Graph:
         """x, what the cores gave and what was kept -> what the experts need, residual and shared expert."""
-        g, buffers = GraphBuilder(self._device, _POST_NODES), self._buffers
-        shapes = self._architecture.step_shapes(self._hparams, layer)
+        g, buffers = GraphBuilder(self._sources.device, _POST_NODES), self._buffers
+        shapes = self._sources.architecture.step_shapes(self._sources.hparams, layer)
         outs = _columns(g, buffers.out, math.prod(shapes.out), self._n_slots)
         out = g.reshape(g.get_rows(outs, _first(g, buffers.columns, n_rows)), *shapes.out, n_rows)
         x = _first(g, buffers.x, n_rows)
         kept = _columns(g, buffers.kept, shapes.kept[0], n_rows)
-        made = self._architecture.build_post(self._builder(g, layer, n_rows), x, out, kept)
+        made = self._sources.architecture.build_post(self._builder(g, layer, n_rows), x, out, kept)
         self._store(g, made, n_rows)
         return g.build(self._dense_memory)
 
@@ -214,19 +203,19 @@ class BatchGraphs:
             g.expand(g.cpy(tensor, _first(g, buffer, n)))
 
     def _build_core(self, slot: int, layer: int, n_kv: int) -> Graph:
-        g, buffers = GraphBuilder(self._device, _CORE_NODES), self._buffers
+        g, buffers = GraphBuilder(self._sources.device, _CORE_NODES), self._buffers
         inputs: dict[str, Tensor] = {}
         if n_kv:
             row_bytes = buffers.masks.ne[0] * _F16_BYTES
             inputs[KV_IDX] = g.view(buffers.cells, (1,), (), slot * _I64_BYTES)
             inputs[KQ_MASK] = g.view(buffers.masks, (n_kv, 1), (n_kv * _F16_BYTES,), slot * row_bytes)
         b = self._builder(g, layer, 1, slot=slot, n_kv=n_kv, inputs=inputs)
-        shapes = self._architecture.step_shapes(self._hparams, layer)
+        shapes = self._sources.architecture.step_shapes(self._sources.hparams, layer)
         into = []
         for ne, buffer in zip(shapes.into, buffers.into, strict=False):
             column = _columns(g, buffer, math.prod(ne), 1, slot)
             into.append(column if len(ne) == 1 else g.reshape(column, *ne, 1))
-        out = self._architecture.build_core(b, into)
+        out = self._sources.architecture.build_core(b, into)
         g.expand(g.cpy(out, _columns(g, buffers.out, math.prod(shapes.out), 1, slot)))
         return g.build(self._core_memory)
 

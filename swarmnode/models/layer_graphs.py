@@ -16,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.compute import ggml
-from swarmnode.compute.devices import Device
 from swarmnode.compute.expert_graph import StackedExperts, add_routed_experts
 from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
-from swarmnode.compute.tensors import Tensor, WeightSet
-from swarmnode.models.architecture import Architecture, build_layer
+from swarmnode.compute.tensors import Tensor
+from swarmnode.models.architecture import build_layer
 from swarmnode.models.base import Callback
-from swarmnode.models.hparams import Hparams
+from swarmnode.models.graph_sources import GraphSources
 from swarmnode.models.layer_builder import LayerBuilder
-from swarmnode.models.state import SlotStates
 
 INPUT = "input"
 """f32 [T, n_embd]: embeddings for layer 0, else the routed output of the layer before."""
@@ -106,21 +104,13 @@ class LayerGraphs:
 
     def __init__(
         self,
-        device: Device,
-        architecture: Architecture,
-        hparams: Hparams,
-        weights: WeightSet,
-        states: SlotStates,
+        sources: GraphSources,
         n_slots: int,
     ) -> None:
-        self._device = device
-        self._architecture = architecture
-        self._hparams = hparams
-        self._weights = weights
-        self._states = states
+        self._sources = sources
         self._decode: list[OrderedDict[tuple[int, int], LayerGraph]] = [OrderedDict() for _ in range(n_slots)]
         """For each slot by (first layer, cut), the most recently used last."""
-        self._workspace = Workspace(device)
+        self._workspace = Workspace(sources.device)
         self.traces = False
         """Whether graphs keep their named intermediates; such graphs are not cached."""
 
@@ -157,7 +147,7 @@ class LayerGraphs:
     def _make_room(self, graphs: OrderedDict[tuple[int, int], LayerGraph], n_layers: int) -> None:
         """Close the graphs of a slot that were not used for the longest time, for one of so many layers."""
         n_kept = n_layers + sum(graph.n_layers for graph in graphs.values())
-        while n_kept > _KEPT_PASSES * (self._hparams.n_layer + 1):
+        while n_kept > _KEPT_PASSES * (self._sources.hparams.n_layer + 1):
             oldest = graphs.popitem(last=False)[1]
             n_kept -= oldest.n_layers
             oldest.close()
@@ -181,19 +171,19 @@ class LayerGraphs:
         tentative: bool,
     ) -> LayerGraph:
         is_cached = n_tokens == 1 and not self.traces and not tentative
-        n_layer, cut = self._hparams.n_layer, first + len(whole)
+        n_layer, cut = self._sources.hparams.n_layer, first + len(whole)
         max_nodes = _MAX_TRACED_NODES if self.traces else _MAX_NODES
-        max_nodes += len(whole) * (_MAX_NODES + _MAX_EXPERT_NODES + 3 * self._hparams.n_expert_used)
-        g = GraphBuilder(self._device, max_nodes)
+        max_nodes += len(whole) * (_MAX_NODES + _MAX_EXPERT_NODES + 3 * self._sources.hparams.n_expert_used)
+        g = GraphBuilder(self._sources.device, max_nodes)
         kv_inputs: dict[str, Tensor] = {}
         traced: list[tuple[str, str, int]] = []
 
         def builder(layer: int) -> LayerBuilder:
             return LayerBuilder(
                 g,
-                self._weights,
-                self._states.tensors,
-                self._hparams,
+                self._sources.weights,
+                self._sources.states.tensors,
+                self._sources.hparams,
                 slot=slot,
                 layer=layer,
                 n_tokens=n_tokens,
@@ -210,7 +200,7 @@ class LayerGraphs:
         if cut == n_layer:
             b = builder(-1)
             g.output(_SQUARES, g.sum_rows(g.mul(x, x)))
-            g.output(LOGITS, self._architecture.build_logits(b, x))
+            g.output(LOGITS, self._sources.architecture.build_logits(b, x))
         else:
             self._add_cut_layer(builder(cut), slot, x)
         graph = g.build(None if is_cached else self._workspace)
@@ -220,29 +210,29 @@ class LayerGraphs:
 
     def _input(self, b: LayerBuilder, slot: int) -> Tensor:
         """What layer `b.layer` starts from, f32 [n_embd, T]: embeddings, or the sum that ends the layer before."""
-        given = b.g.input(INPUT, ggml.F32, self._hparams.n_embd, b.n_tokens)
+        given = b.g.input(INPUT, ggml.F32, self._sources.hparams.n_embd, b.n_tokens)
         if b.layer == 0:
             return b.cb(given, "model.input_embed", -1)
-        shared = _first_columns(b.g, self._states.shared(slot), b.n_tokens)
-        residual = _first_columns(b.g, self._states.residual(slot), b.n_tokens)
+        shared = _first_columns(b.g, self._sources.states.shared(slot), b.n_tokens)
+        residual = _first_columns(b.g, self._sources.states.residual(slot), b.n_tokens)
         return _layer_output(b, given, shared, residual, b.layer - 1)
 
     def _add_whole_layer(self, b: LayerBuilder, x: Tensor, experts: StackedExperts) -> Tensor:
-        out = build_layer(self._architecture, b, x)
+        out = build_layer(self._sources.architecture, b, x)
         b.g.output(ids_name(b.layer), b.g.cont(out.ids))
         routed = add_routed_experts(b.g, experts, out.rows, out.ids, out.weights)
         return _layer_output(b, routed, out.shared, out.residual, b.layer)
 
     def _add_cut_layer(self, b: LayerBuilder, slot: int, x: Tensor) -> None:
         g = b.g
-        out = build_layer(self._architecture, b, x)
+        out = build_layer(self._sources.architecture, b, x)
         g.output(ROWS, out.rows)
         g.output(IDS, g.cont(out.ids))
         g.output(WEIGHTS, out.weights)
         g.output(_SQUARES, g.add(g.sum_rows(g.mul(out.rows, out.rows)), g.sum_rows(out.weights)))
         # Behind everything that reads them: x, which every output needs, was made from the old values.
-        g.expand(g.cpy(out.residual, _first_columns(g, self._states.residual(slot), b.n_out)))
-        g.expand(g.cpy(out.shared, _first_columns(g, self._states.shared(slot), b.n_out)))
+        g.expand(g.cpy(out.residual, _first_columns(g, self._sources.states.residual(slot), b.n_out)))
+        g.expand(g.cpy(out.shared, _first_columns(g, self._sources.states.shared(slot), b.n_out)))
 
 
 def ids_name(layer: int) -> str:

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swarmnode.compute import ggml
-from swarmnode.compute.devices import Device
 from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
-from swarmnode.compute.tensors import WeightSet
-from swarmnode.models.architecture import Architecture, into_name
+from swarmnode.models.architecture import into_name
 from swarmnode.models.base import F32Array
-from swarmnode.models.hparams import Hparams
+from swarmnode.models.graph_sources import GraphSources
 from swarmnode.models.layer_builder import LayerBuilder
 from swarmnode.models.layer_graphs import LayerGraph
-from swarmnode.models.state import SlotStates
 
 _MAX_NODES = 48
 """Tensors of a core's graph; qwen35moe has 32."""
@@ -29,23 +26,15 @@ class CoreReplay:
 
     def __init__(
         self,
-        device: Device,
-        architecture: Architecture,
-        hparams: Hparams,
-        weights: WeightSet,
-        states: SlotStates,
+        sources: GraphSources,
     ) -> None:
-        self._device = device
-        self._architecture = architecture
-        self._hparams = hparams
-        self._weights = weights
-        self._states = states
+        self._sources = sources
         self._workspace: Workspace | None = None
         """Made when it is first needed: as large as one layer's state, and what a core works with."""
 
     def take(self, graph: LayerGraph, layer: int, n_tokens: int) -> tuple[F32Array, ...]:
         """What a tentative pass gave the core of a layer, f32 [n_tokens, ...] each; copies."""
-        shapes = self._architecture.step_shapes(self._hparams, layer).into
+        shapes = self._sources.architecture.step_shapes(self._sources.hparams, layer).into
         return tuple(
             graph.read(into_name(layer, place)).reshape(n_tokens, *reversed(ne))
             for place, ne in enumerate(shapes)
@@ -64,13 +53,13 @@ class CoreReplay:
 
     def _build(self, slot: int, layer: int, n_tokens: int) -> Graph:
         if self._workspace is None:
-            self._workspace = Workspace(self._device)
-        g = GraphBuilder(self._device, _MAX_NODES)
+            self._workspace = Workspace(self._sources.device)
+        g = GraphBuilder(self._sources.device, _MAX_NODES)
         b = LayerBuilder(
             g,
-            self._weights,
-            self._states.tensors,
-            self._hparams,
+            self._sources.weights,
+            self._sources.states.tensors,
+            self._sources.hparams,
             slot=slot,
             layer=layer,
             n_tokens=n_tokens,
@@ -79,12 +68,12 @@ class CoreReplay:
             inputs={},
             traced=None,
         )
-        shapes = self._architecture.step_shapes(self._hparams, layer).into
+        shapes = self._sources.architecture.step_shapes(self._sources.hparams, layer).into
         into = [
             g.input(into_name(layer, place), ggml.F32, *ne, n_tokens, keep=False)
             for place, ne in enumerate(shapes)
         ]
-        self._architecture.build_core(b, into)  # the states are its effect
+        self._sources.architecture.build_core(b, into)  # the states are its effect
         return g.build(self._workspace)
 
     def close(self) -> None:
