@@ -54,6 +54,16 @@ def model_bytes(swarm: RealSwarm) -> int:
     return sum(layer.layout.n_expert * layer.layout.expert_bytes for layer in layers)
 
 
+async def until_remote(swarm: RealSwarm, alone: list[int]) -> None:
+    """Answer until workers compute nearly all: what is on the move between workers is computed here meanwhile."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            helped, account = await greedy(swarm, len(alone))
+            assert helped == alone
+            if account.remote > 0.9 * account.pairs:
+                return
+
+
 async def test_nine_nodes_cover_the_model_twice_and_heal_when_three_are_killed(tmp_path: Path) -> None:
     async with open_real_swarm(tmp_path) as swarm:
         alone, _ = await greedy(swarm, 24)
@@ -63,18 +73,14 @@ async def test_nine_nodes_cover_the_model_twice_and_heal_when_three_are_killed(t
         for number in range(2, N_WORKERS + 1):  # they know a worker; of the backbone they hear from it
             await start_worker(swarm, f"worker{number}", budget_bytes, entry)
         await until_replicas(swarm, 2)
-        helped, account = await greedy(swarm, 24)
-        assert helped == alone
-        assert account.remote > 0.9 * account.pairs
+        await until_remote(swarm, alone)
 
         for worker in swarm.workers[3:6]:
             worker.kill()
         helped, _ = await greedy(swarm, 24)
         assert helped == alone
         await until_replicas(swarm, 1)
-        healed, account = await greedy(swarm, 24)
-        assert healed == alone
-        assert account.remote > 0.9 * account.pairs
+        await until_remote(swarm, alone)
 
         # The node that everybody joined through goes; one comes back that knows nobody but those on its disk.
         first.kill()
@@ -83,6 +89,4 @@ async def test_nine_nodes_cover_the_model_twice_and_heal_when_three_are_killed(t
         again = await start_worker(swarm, survivor.name, budget_bytes, None)
         await again.wait_line("serving ", PATIENCE_S)
         await until_replicas(swarm, 1)
-        last, account = await greedy(swarm, 24)
-        assert last == alone
-        assert account.remote > 0.9 * account.pairs
+        await until_remote(swarm, alone)

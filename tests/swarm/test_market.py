@@ -55,6 +55,18 @@ async def same_answer(swarm: Swarm, alone: list[int]) -> Account:
     return account
 
 
+async def all_remote(swarm: Swarm, alone: list[int], timeout_s: float) -> None:
+    """Answer again and again until workers compute every pair; trio.TooSlowError after `timeout_s`.
+
+    What is on the move from one worker to another is computed here meanwhile, so a single answer may show less.
+    """
+    with trio.fail_after(timeout_s):
+        account = await same_answer(swarm, alone)
+        while not account.remote == account.pairs > 0:
+            await trio.sleep(1)
+            account = await same_answer(swarm, alone)
+
+
 async def watch(swarm: Swarm, alone: list[int], accounts: list[Account]) -> None:
     """An answer every five virtual seconds, until cancelled."""
     while True:
@@ -100,9 +112,7 @@ async def test_three_killed_at_once_heal(gone: tuple[int, ...], tiny_model: Path
             await swarm.until(lambda: len(swarm.serving()) == 3)
             await swarm.until(lambda: is_covered(swarm, 1), 300)
             nursery.cancel_scope.cancel()
-        await trio.sleep(swarm.config.dispatch.rebuild_s)  # what is gained between answers waits so long
-        account = await same_answer(swarm, alone)
-        assert account.remote == account.pairs > 0
+        await all_remote(swarm, alone, 60)
         assert all(account.remote > 0 for account in accounts)
 
 
@@ -260,9 +270,8 @@ async def test_lost_gossip_changes_no_answer(
             await swarm.until(lambda: len(swarm.serving()) == 3)
             await swarm.until(lambda: is_covered(swarm, 1), 600)
             nursery.cancel_scope.cancel()
-        account = await same_answer(swarm, alone)
-    # Not all: workers go on exchanging what too many hold, and what is on the move is computed here meanwhile.
-    assert account.remote > 0.9 * account.pairs > 0
+        await all_remote(swarm, alone, 300)
+    assert all(account.remote > 0 for account in accounts)
     assert lost > 20
 
 
