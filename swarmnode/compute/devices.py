@@ -114,6 +114,8 @@ class Device:
     def __init__(self, info: DeviceInfo, handle: Handle, n_threads: int, poll: int) -> None:
         self.info = info
         self.n_threads = n_threads
+        """Most threads that a graph gets: those of the pool, unless fewer are faster (tuning.py)."""
+        self._n_pool = n_threads
         self._n_threads_now = 0
         self.cpu_backend = ggml.check_handle(api.ggml_backend_cpu_init(), "opening the CPU backend")
         self._threadpool = self._new_threadpool(poll)
@@ -134,6 +136,13 @@ class Device:
         params = api.ggml_threadpool_params_default(self.n_threads)
         params.poll = poll
         return ggml.check_handle(api.ggml_threadpool_new(ctypes.byref(params)), "starting the threadpool")
+
+    def limit_threads(self, n_threads: int) -> None:
+        """Compute with 1..n threads of the pool's n from now on; UsageError for another number."""
+        if not 1 <= n_threads <= self._n_pool:
+            raise UsageError(f"{n_threads} threads are not 1 to {self._n_pool}, those of the pool")
+        self.n_threads = n_threads
+        self.governor = ThreadGovernor(n_threads)
 
     def set_threads(self, n_threads: int) -> None:
         """Let the CPU backend use 1..self.n_threads threads of the pool from now on."""

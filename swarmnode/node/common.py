@@ -15,6 +15,7 @@ import trio
 from swarmnode import __version__
 from swarmnode.compute.devices import Device, open_device
 from swarmnode.compute.thread import ComputeThread
+from swarmnode.compute.tuning import tune_threads
 from swarmnode.config import Config, Folders
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.identity import NodeId, NodeKey
@@ -98,6 +99,8 @@ async def open_compute(options: NodeOptions) -> AsyncIterator[tuple[ComputeGate,
         compute = options.config.compute
         device = await gate.run(partial(open_device, options.device, compute.n_threads, compute.poll))
         try:
+            if not compute.n_threads:
+                await gate.run(partial(tune_threads, device, options.folders.cache / "tuning"))
             yield gate, device
         finally:
             with trio.CancelScope(shield=True):
