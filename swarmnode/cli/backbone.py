@@ -37,7 +37,7 @@ from swarmnode.cli.common import (
 from swarmnode.cli.invite import own_hosts
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
-from swarmnode.config import Config, Speculate
+from swarmnode.config import Config, Repack, Speculate
 from swarmnode.net.address import PeerAddress
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.own_record import WILDCARDS
@@ -102,6 +102,14 @@ from swarmnode.services.reports import (
     show_default=True,
     help="Try out guessed tokens; auto: where steps wait for workers. Answers are the same.",
 )
+@click.option(
+    "--repack",
+    type=click.Choice(get_args(Repack)),
+    default="auto",
+    show_default=True,
+    help="Copy the dense weights into the CPU's favourite order; always: also where an answer's last bits "
+    "then depend on who else asks.",
+)
 @compute_options
 @network_option
 @secret_option
@@ -124,6 +132,7 @@ def command(
     send: Literal["auto", "always"],
     local_budget: int | None,
     speculate: Speculate,
+    repack: Repack,
     device: str | None,
     threads: int,
     network: str | None,
@@ -151,7 +160,11 @@ def command(
         advertise=advertised_of(advertise),
         allowed=allowed_of(allow),
         device=device,
-        config=replace(config, engine=replace(config.engine, speculate=speculate)),
+        config=replace(
+            config,
+            engine=replace(config.engine, speculate=speculate),
+            models=replace(config.models, repack=repack),
+        ),
         model=model,
         api=parse_host_port(api, 8790),
         form=_form_of(exact, q8),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
+from swarmnode.compute.ggml import Handle
 from swarmnode.compute.graph import GraphBuilder
 from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.errors import UnsupportedModelError, UsageError
@@ -26,10 +27,11 @@ _TWICE = (ggml.F32, ggml.F16, ggml.BF16)
 """Types for which ggml's CPU has one kernel for a single column and another for several."""
 
 
-def keeps_columns(device: Device, ggml_type: int) -> bool:
+def keeps_columns(device: Device, ggml_type: int, repack: Handle | None = None) -> bool:
     """Whether the device gives each column of weights of this type times several the bits that it gets alone.
 
-    Tried out, in about a millisecond. False for a type that cannot be quantised here. DeviceError.
+    Tried out, in about a millisecond. With a buffer type `repack` the question is about weights in it. False for a type
+    that cannot be quantised here, or that has no order there. DeviceError.
     """
     rng = np.random.default_rng(_SEED)
     try:
@@ -38,7 +40,9 @@ def keeps_columns(device: Device, ggml_type: int) -> bool:
         return False
     weights = WeightSet(device)
     try:
-        w = weights.bind("w", ggml_type, (_N_IN, _N_OUT), data)
+        w = weights.bind("w", ggml_type, (_N_IN, _N_OUT), data, repack)
+        if repack and not w.is_repacked:
+            return False
         x = rng.standard_normal((max(_WIDTHS), _N_IN), np.float32)
         alone = np.concatenate([_multiply(device, w, row[None], mul_column) for row in x])
         return all(

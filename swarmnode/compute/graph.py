@@ -297,6 +297,7 @@ class Graph:
         if old is None or node.arena is not self._arena:
             raise UsageError(f"source {index} of {node!r} is not a weight of this graph")
         need(tensor.type == old.type and tensor.ne[:2] == old.ne[:2], "replace_source", old, tensor)
+        need(not tensor.is_repacked and not old.is_repacked, "replace_source", old, tensor)
         if place not in self._replaced:
             self._fixed.discard(old)
         node.pointer.contents.src[index] = tensor.pointer

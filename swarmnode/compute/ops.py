@@ -42,6 +42,8 @@ class Ops:
         self._n_tensors += n_new
         if self._n_tensors > self._max_nodes:
             raise UsageError(f"the graph has more than the {self._max_nodes} nodes it was made for")
+        tensors = [item for item in arguments if isinstance(item, Tensor)]
+        need(not any(item.is_repacked for item in tensors[op == "ggml_mul_mat" :]), op, *tensors)
         taken = [self._take(item) if isinstance(item, Tensor) else item for item in arguments]
         return Tensor(getattr(api, op)(self._arena.context, *taken), self._arena, n_dims)
 

@@ -77,7 +77,7 @@ class Tensor:
     ggml type.
     """
 
-    __slots__ = ("arena", "n_dims", "ne", "pointer", "type")
+    __slots__ = ("arena", "is_repacked", "n_dims", "ne", "pointer", "type")
 
     def __init__(self, pointer: TensorPointer, arena: Arena, n_dims: int) -> None:
         self.pointer = pointer
@@ -86,6 +86,8 @@ class Tensor:
         """As declared; ggml itself forgets trailing dimensions of size 1."""
         self.ne: tuple[int, ...] = tuple(pointer.contents.ne)
         self.type = int(pointer.contents.type)
+        self.is_repacked = False
+        """Its bytes are in an order of their own (repack.py): for mul_mat only."""
 
     @property
     def nb(self) -> tuple[int, ...]:
@@ -200,26 +202,52 @@ class WeightSet:
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
-    def bind(self, name: str, ggml_type: int, ne: Sequence[int], data: BytesLike) -> Tensor:
+    def bind(
+        self, name: str, ggml_type: int, ne: Sequence[int], data: BytesLike, repack: Handle | None = None
+    ) -> Tensor:
         """A weight whose bytes are `data` (any contiguous buffer of exactly the tensor's size).
 
         On the CPU nothing is copied: `data` (say, a view of a mapped file) is kept and must not change. Other
-        devices get a copy. UsageError for a wrong size, shape or a name taken; UnsupportedModelError for
-        a type that this ggml lacks; DeviceError if the device has no memory left.
+        devices get a copy, and so does the buffer type `repack`, if it has an order for this matrix. UsageError for a
+        wrong size, shape or a name taken; UnsupportedModelError for a type that this ggml lacks; DeviceError if the
+        device has no memory left.
         """
         n_bytes = self._check_new(name, ggml_type, ne)
         view = byte_view(data, name)
         if view.size != n_bytes:
             raise UsageError(f"{name}: {view.size} bytes given, the tensor has {n_bytes}")
+        tensor = self._bind_repacked(ggml_type, ne, view, repack, name) if repack else None
+        self._tensors[name] = tensor or self._bind_plain(ggml_type, ne, view, name)
+        return self._tensors[name]
+
+    def _bind_plain(
+        self, ggml_type: int, ne: Sequence[int], data: npt.NDArray[np.uint8], name: str
+    ) -> Tensor:
         arena = Arena(1)
         tensor = arena.new_tensor(ggml_type, ne)
         if self.device.is_host:
-            bind_host_memory(arena, tensor, view.ctypes.data)
-            self._keep[name] = view
+            bind_host_memory(arena, tensor, data.ctypes.data)
+            self._keep[name] = data
         else:
             self._allocate(arena, tensor, name)
-            api.ggml_backend_tensor_set(tensor.pointer, view.ctypes.data, 0, n_bytes)
-        self._tensors[name] = tensor
+            api.ggml_backend_tensor_set(tensor.pointer, data.ctypes.data, 0, data.nbytes)
+        return tensor
+
+    def _bind_repacked(
+        self, ggml_type: int, ne: Sequence[int], data: npt.NDArray[np.uint8], buffer_type: Handle, name: str
+    ) -> Tensor | None:
+        """None if the buffer type has no order for such a matrix."""
+        if len(ne) != 2:
+            return None
+        arena = Arena(1)
+        tensor = arena.new_tensor(ggml_type, ne)
+        _, n_bytes = allocate_in(buffer_type, arena, tensor, name)
+        if not tensor.pointer.contents.extra:
+            arena.close()
+            return None
+        self.allocated_bytes += n_bytes
+        api.ggml_backend_tensor_set(tensor.pointer, data.ctypes.data, 0, data.nbytes)
+        tensor.is_repacked = True
         return tensor
 
     def state(self, name: str, ggml_type: int, ne: Sequence[int]) -> Tensor:
@@ -287,10 +315,14 @@ def allocation_bytes(device: Device, tensor: Tensor) -> int:
 
 def allocate_on(device: Device, arena: Arena, tensor: Tensor, what: str) -> tuple[Handle, int]:
     """Give a tensor a buffer of its own on the device: (buffer, its bytes). DeviceError without memory."""
-    n_bytes = allocation_bytes(device, tensor)
+    return allocate_in(device.buffer_type, arena, tensor, what)
+
+
+def allocate_in(buffer_type: Handle, arena: Arena, tensor: Tensor, what: str) -> tuple[Handle, int]:
+    """The same in another buffer type of the device."""
+    n_bytes = int(api.ggml_backend_buft_get_alloc_size(buffer_type, tensor.pointer))
     buffer = arena.adopt(
-        api.ggml_backend_buft_alloc_buffer(device.buffer_type, n_bytes),
-        f"allocating {n_bytes} bytes for {what}",
+        api.ggml_backend_buft_alloc_buffer(buffer_type, n_bytes), f"allocating {n_bytes} bytes for {what}"
     )
     api.ggml_backend_buffer_set_usage(buffer, api.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
     base = api.ggml_backend_buffer_get_base(buffer)

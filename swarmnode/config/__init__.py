@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarmnode.config.api import ApiConfig, NodeApiConfig
-from swarmnode.config.compute import ComputeConfig, ModelsConfig
+from swarmnode.config.compute import ComputeConfig, ModelsConfig, Repack
 from swarmnode.config.contact import AddressBookConfig, BootstrapConfig, ContactConfig, LanConfig
 from swarmnode.config.engine import EngineConfig, Speculate
 from swarmnode.config.experts import DispatchConfig, ServeConfig
@@ -36,6 +36,7 @@ __all__ = [
     "MarketConfig",
     "ModelsConfig",
     "NodeApiConfig",
+    "Repack",
     "ServeConfig",
     "Speculate",
     "StoreConfig",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from swarmnode.config.units import MIB
+
+Repack: TypeAlias = Literal["auto", "always", "never"]
+"""Which of the dense path's matrices are copied into the order that the CPU's kernels like best."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class ModelsConfig:
     max_tentative_tokens: int = 32
     """Most tokens of a pass that may be taken back. What is kept of each until then takes 50 KB a recurrent layer at
     the real sizes: 57 MB with 36 of them."""
+    repack: Repack = "auto"
+    """`auto`: of types whose results do not depend on it who else is in a pass, if there is memory for the copies;
+    `always`: of all types (docs/decisions/0038-tuning.md)."""
+    repack_memory_share: float = 0.5
+    """Of the memory that is available, what `auto` takes at most. The file's own pages can go meanwhile."""
     kv_pad: int = 256
     """Attention looks at a multiple of this many KV cells, so that a graph serves 256 tokens before the next one."""
     max_prompt_chars: int = 8 * MIB

@@ -80,7 +80,7 @@ class Backbone:
         self._n_cells = _round_up(n_ctx, config.kv_pad)
         self._attention_inputs = AttentionInputs(self._n_cells)
         embedding = index.tensors["token_embd.weight"]
-        self._weights = bind_weights(index, device, architecture.weights(self.hparams, index.tensors))
+        self._weights = bind_weights(index, device, architecture.weights(self.hparams, index.tensors), config)
         data = index.data("token_embd.weight")
         self._embeddings = RowTable(embedding.ggml_type, data, self.n_vocab, self.n_embd)
         try:

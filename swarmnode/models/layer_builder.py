@@ -118,7 +118,7 @@ class LayerBuilder:
         """w [k, n], x f32 [k, T] -> f32 [n, T], each column the same bit by bit whatever T is (decision 0028)."""
         if x.ne[1] == 1:
             return mul_column(self.g, w, x)
-        if self._keeps_columns is None or self._keeps_columns(w.type):
+        if w.is_repacked or self._keeps_columns is None or self._keeps_columns(w.type):
             return self.g.mul_mat(w, x)
         return mul_columns(self.g, w, x)
 

@@ -24,9 +24,9 @@ def open_model(
 ) -> Model:
     """Load the dense part of a model; the index must stay open as long as the model.
 
-    Nothing is copied on the CPU device. Raises UnsupportedModelError (architecture, tensor types, variants),
-    ModelFileError (metadata and tensors that contradict each other), UsageError (`n_ctx` above what the model was
-    trained for, `n_slots` out of range), DeviceError (no memory for weights or states).
+    On the CPU device only weights that are repacked are copied. Raises UnsupportedModelError (architecture, tensor
+    types, variants), ModelFileError (metadata and tensors that contradict each other), UsageError (`n_ctx` above what
+    the model was trained for, `n_slots` out of range), DeviceError (no memory for weights or states).
     """
     architecture = ARCHITECTURES.get(index.architecture)
     if architecture is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,10 +10,15 @@ import numpy as np
 
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
+from swarmnode.compute.host_memory import available_bytes
+from swarmnode.compute.repack import repack_buffer_type, repacked_types
 from swarmnode.compute.tensors import WeightSet
+from swarmnode.config import ModelsConfig
 from swarmnode.errors import ModelFileError, UnsupportedModelError
 from swarmnode.weights.ggml_types import TYPE_NUMBERS, is_weight_type, type_name
 from swarmnode.weights.index import ModelIndex, TensorRef
+
+logger = logging.getLogger(__name__)
 
 MAX_CHECKED_BYTES = 16 << 20
 """Float tensors up to this size are looked through when they are bound: norms, gates, convolutions (a gate of 3,072 x
@@ -42,24 +48,51 @@ def vector(*ne: int) -> WeightSpec:
     return WeightSpec(ne, is_matrix=False)
 
 
-def bind_weights(index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec]) -> WeightSet:
-    """Check and bind the dense weights; no copy on the CPU device.
+def bind_weights(
+    index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec], config: ModelsConfig
+) -> WeightSet:
+    """Check and bind the dense weights; on the CPU device only what is repacked (`config.repack`) is copied.
 
     Raises ModelFileError (missing tensor, wrong shape, numbers that are not finite) or UnsupportedModelError (wrong
     type, or a tensor that the architecture's graphs would leave out), both naming file and tensor; DeviceError if
     memory runs out.
     """
     _check_weights(index, specs)
+    repacked = _to_repack(index, device, specs, config)
+    buffer_type = repack_buffer_type(device) if repacked else None
     weights = WeightSet(device)
     try:
         for name, spec in specs.items():
             if spec.on_device and name in index.tensors:
                 ref = index.tensors[name]
-                weights.bind(name, ref.ggml_type, ref.ne, index.data(name))
+                data = index.data(name)
+                weights.bind(name, ref.ggml_type, ref.ne, data, buffer_type if name in repacked else None)
     except BaseException:
         weights.close()
         raise
     return weights
+
+
+def _to_repack(
+    index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec], config: ModelsConfig
+) -> frozenset[str]:
+    """Names of the matrices to copy into the order that the CPU's kernels like best."""
+    buffer_type = repack_buffer_type(device)
+    if buffer_type is None:
+        return frozenset()
+    matrices = [
+        index.tensors[name]
+        for name, spec in specs.items()
+        if spec.is_matrix and spec.on_device and name in index.tensors
+    ]
+    types = repacked_types(device, buffer_type, {ref.ggml_type for ref in matrices}, config.repack)
+    chosen = [ref for ref in matrices if ref.ggml_type in types]
+    n_bytes = sum(ref.n_bytes for ref in chosen)
+    available = available_bytes()
+    if config.repack == "auto" and available is not None and n_bytes > config.repack_memory_share * available:
+        logger.info("no weights are repacked: %d bytes, of %d that are available", n_bytes, available)
+        return frozenset()
+    return frozenset(ref.name for ref in chosen)
 
 
 def _check_weights(index: ModelIndex, specs: Mapping[str, WeightSpec]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device, open_device
-from swarmnode.config import ModelsConfig
+from swarmnode.config import ModelsConfig, Repack
 from swarmnode.models.base import ExpertCall, F32Array, Model, run_pass
 from swarmnode.models.registry import open_model
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
@@ -58,6 +58,7 @@ def open_local(
     own_memory: bool = False,
     device_name: str = "CPU",
     n_threads: int = 1,
+    repack: Repack = "auto",
 ) -> Iterator[LocalModel]:
     """Open a GGUF with all experts bound; `own_memory`: treat the CPU as a device that shares none."""
     with ModelIndex.open(path) as index:
@@ -67,7 +68,7 @@ def open_local(
         for layer, layout in index.expert_layers.items():
             stacked = {kind: index.data(f"blk.{layer}.{kind}.weight") for kind in layout.kinds}
             bank.bind(layout, range(layout.n_expert), stacked)
-        model = open_model(index, device, n_ctx, n_slots, ModelsConfig(n_ubatch=n_ubatch))
+        model = open_model(index, device, n_ctx, n_slots, ModelsConfig(n_ubatch=n_ubatch, repack=repack))
         try:
             yield LocalModel(
                 index,
