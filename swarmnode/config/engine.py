@@ -18,6 +18,9 @@ class EngineConfig:
     """Tokens of an answer that may wait for whoever asked for it; then its sequence pauses, and holds nobody up."""
     mixed_rows: int = 64
     """Rows of prompts in a step that also has rows of answers: 64 rows take 15 to 20 times as long as one."""
+    patience_steps: int = 8
+    """Steps that may begin without a sequence that waits for rows; then it goes before all others. A chunk of a prompt
+    beside answers takes eight (512 rows by mixed_rows), so that it is done before the next prompt interrupts it."""
     max_steps: int = 4
     """Steps under way at once, of different sequences, where they wait for workers."""
     short_wait: float = 0.1

@@ -23,12 +23,32 @@ class Wanted:
     n_tokens: int
     may_be_cut: bool
     is_draft: bool = False
-    """The next token of an answer, with guessed ones behind it."""
+    """The next token of an answer, with guessed ones behind it, of which any number may be left out."""
+    n_passed: int = 0
+    """Steps that began without it while it waited."""
 
     @property
     def is_answer(self) -> bool:
         """Whether it is an answer's, and not a prompt's."""
         return self.n_tokens == 1 or self.is_draft
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has to run in one step, however many rows that takes."""
+        return not self.may_be_cut and not self.is_answer
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """How many rows there are for whom in a step."""
+
+    max_rows: int
+    """Of a step; at least 2, or a prompt and an answer could not go together. Only what may not be cut may have more,
+    and is alone then."""
+    mixed_rows: int
+    """Of prompts beside answers; at least 1."""
+    patience_steps: int
+    """See EngineConfig."""
 
 
 class StepTimes:
@@ -73,24 +93,63 @@ def step_share(n_present: int, n_steps: int) -> int:
     return math.ceil(n_present / n_steps)
 
 
-def cut_step(wanted: Sequence[Wanted], max_rows: int, mixed_rows: int) -> list[int]:
-    """How many tokens of each sequence (in order of asking) to run in a step of at most `max_rows`; 0: none yet.
+def cut_step(wanted: Sequence[Wanted], n_most: int, limits: StepLimits) -> list[int]:
+    """How many tokens of each sequence (in order of asking) to run in a step of at most `n_most` of them; 0: none yet.
 
-    Answers first: single tokens, and drafts, which are never cut. Beside them prompts get at most `mixed_rows`, so that
-    nobody's next token takes much longer because another prompt is long.
+    A token of every answer, and beside them at most `mixed_rows` of prompts, so that nobody's next token takes much
+    longer because another prompt is long. So many, or half of the rows, they get however many answers there are.
+    Guessed tokens fill what is left.
+    Whoever was passed over `patience_steps` times goes before all others, the longest first, and may not be kept out by
+    its size. So, as each step has rows for the one that has waited longest, nobody is passed over more often than
+    `patience_steps` and once for each other sequence.
     """
+    turns = _in_turn(wanted, limits.patience_steps)[:n_most]
     counts = [0] * len(wanted)
-    room = max_rows
-    for index, item in enumerate(wanted):
-        if item.is_answer and item.n_tokens <= room:
-            counts[index] = item.n_tokens
-            room -= item.n_tokens
-    if room < max_rows:
-        room = min(room, mixed_rows)
-    for index, item in enumerate(wanted):
-        if not item.is_answer and (item.may_be_cut or item.n_tokens <= room):
-            counts[index] = min(item.n_tokens, room)
-            room -= counts[index]
-    if not any(counts):  # the first is larger than the room and cannot be cut: alone, then
-        counts[0] = wanted[0].n_tokens
+    room, mixed_rows = limits.max_rows, limits.mixed_rows
+    first = wanted[turns[0]]
+    if first.is_whole and first.n_passed >= limits.patience_steps:
+        counts[turns[0]] = first.n_tokens
+        room, mixed_rows = room - first.n_tokens, mixed_rows - first.n_tokens
+    answers = [index for index in turns if wanted[index].is_answer]
+    prompt_rows = min(mixed_rows, max(room - len(answers), room // 2)) if answers else room
+    room -= _cut_prompts(wanted, turns, prompt_rows, counts)
+    answers = answers[: max(0, room)]
+    guesses = share_out(room - len(answers), [wanted[index].n_tokens - 1 for index in answers])
+    for index, n_guesses in zip(answers, guesses, strict=True):
+        counts[index] = 1 + n_guesses
+    if not any(counts):  # all are larger than a step and may not be cut: one alone, then
+        counts[turns[0]] = first.n_tokens
     return counts
+
+
+def _in_turn(wanted: Sequence[Wanted], patience_steps: int) -> list[int]:
+    """Places in the order of getting rows: those passed over too often, the longest first; then as they asked."""
+    return sorted(
+        range(len(wanted)),
+        key=lambda index: -wanted[index].n_passed if wanted[index].n_passed >= patience_steps else 0,
+    )
+
+
+def _cut_prompts(wanted: Sequence[Wanted], turns: Sequence[int], room: int, counts: list[int]) -> int:
+    """Enter how much of each prompt that has no rows yet fits into `room` rows; all of it together."""
+    n_rows = 0
+    for index in turns:
+        item, left = wanted[index], room - n_rows
+        if left < 1:
+            break
+        if item.is_answer or counts[index] or (item.is_whole and item.n_tokens > left):
+            continue
+        counts[index] = min(item.n_tokens, left)
+        n_rows += counts[index]
+    return n_rows
+
+
+def share_out(n: int, wanted: Sequence[int]) -> list[int]:
+    """Divide n (none if it is negative) among those who want so many each, as evenly as that goes."""
+    shares = [0] * len(wanted)
+    n_left = max(0, n)
+    smallest_first = sorted(range(len(wanted)), key=wanted.__getitem__)
+    for n_before, index in enumerate(smallest_first):
+        shares[index] = min(wanted[index], n_left // (len(wanted) - n_before))
+        n_left -= shares[index]
+    return shares

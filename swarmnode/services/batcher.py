@@ -17,7 +17,7 @@ import trio
 
 from swarmnode.config import EngineConfig
 from swarmnode.errors import EngineStoppedError
-from swarmnode.schedule.batching import StepTimes, Wanted, cut_step, may_begin, step_share
+from swarmnode.schedule.batching import StepLimits, StepTimes, Wanted, cut_step, may_begin, step_share
 from swarmnode.services.passes import PassRunner, Rows
 
 Start: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
@@ -34,6 +34,8 @@ class _Ask:
     """The one that it is in."""
     n_done: int = 0
     """Tokens that ran."""
+    n_passed: int = 0
+    """Steps that began without it since it asked, or was in one."""
     is_left: bool = False
     """Nobody waits for it any more."""
     value: Any = None
@@ -42,12 +44,20 @@ class _Ask:
 
     @property
     def wanted(self) -> Wanted:
-        return Wanted(len(self.rows.tokens) - self.n_done, self.may_be_cut, self.rows.tentative)
+        n_left = len(self.rows.tokens) - self.n_done
+        return Wanted(n_left, self.may_be_cut, self.rows.tentative, self.n_passed)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of it has to run any more. What a step had no room for of a draft is given up."""
+        return self.n_done == len(self.rows.tokens) or (self.rows.tentative and self.n_done > 0)
 
     def next_rows(self, n_tokens: int) -> Rows:
-        """The next `n_tokens` of it: without logits unless they are the last."""
+        """The next `n_tokens` of it: without logits unless they are the last, or a draft's."""
         if n_tokens == len(self.rows.tokens):
             return self.rows
+        if self.rows.tentative:
+            return self.rows.shortened(n_tokens)
         tokens = self.rows.tokens[self.n_done : self.n_done + n_tokens]
         is_last = self.n_done + n_tokens == len(self.rows.tokens)
         return replace(self.rows, tokens=tokens, n_out=self.rows.n_out if is_last else 0)
@@ -118,8 +128,7 @@ class Batcher:
         self._answer_times = StepTimes(config)
         """Of steps without prompts, as if no tokens had been guessed in them."""
         self._start = start
-        self._config = config
-        self._max_rows = max_rows
+        self._limits = StepLimits(max_rows, config.mixed_rows, config.patience_steps)
         self._waiting: list[_Ask] = []
         self._steps: set[_Step] = set()
         """Those under way."""
@@ -195,10 +204,7 @@ class Batcher:
             n_steps = self.times.n_steps
             if not may_begin(len(self._waiting), n_present, len(self._steps), n_steps):
                 return
-            asks = self._waiting[: step_share(n_present, n_steps)]
-            counts = cut_step([ask.wanted for ask in asks], self._max_rows, self._config.mixed_rows)
-            step = _Step([(ask, n_tokens) for ask, n_tokens in zip(asks, counts, strict=True) if n_tokens])
-            self._waiting = [ask for ask in self._waiting if ask.step is None]
+            step = self._form_step(step_share(n_present, n_steps))
             self._steps.add(step)
             try:
                 self._start(partial(self._run, step))
@@ -206,6 +212,15 @@ class Batcher:
                 self._steps.remove(step)
                 self._settle(step, [None] * len(step.parts), error)
                 return
+
+    def _form_step(self, n_most: int) -> _Step:
+        """The next step, of at most so many sequences of those that wait, of which there are some."""
+        counts = cut_step([ask.wanted for ask in self._waiting], n_most, self._limits)
+        step = _Step([(ask, n) for ask, n in zip(self._waiting, counts, strict=True) if n])
+        self._waiting = [ask for ask in self._waiting if ask.step is None]
+        for ask in self._waiting:
+            ask.n_passed += 1
+        return step
 
     async def _run(self, step: _Step) -> None:
         """One pass."""
@@ -230,8 +245,9 @@ class Batcher:
         unfinished: list[_Ask] = []
         for (ask, n_tokens), value in zip(step.parts, values, strict=True):
             ask.n_done += n_tokens
+            ask.n_passed = 0
             ask.step, ask.value, ask.error = None, value, error
-            if error is None and not ask.is_left and ask.wanted.n_tokens:
+            if error is None and not ask.is_left and not ask.is_done:
                 unfinished.append(ask)
             else:
                 self._n_expected += 1

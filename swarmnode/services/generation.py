@@ -134,24 +134,28 @@ class Generation:
             draft = self._drafts.propose(n_most - 1, self._request.stop_ids)
         if not draft:
             return [await self._go_on([token], self._sampler.sample_last)]
-        self._account.drafted_tokens += len(draft)
         prefixes, slot = self._parts.prefixes, self._slot
         prefixes.begin(slot)
         take = partial(self._take_draft, draft)
         rows = Rows(slot, [token, *draft], 1 + len(draft), take, self._account, tentative=True)
-        found: list[int] = await self._seat.run(rows, may_be_cut=False)
+        found: list[int]
+        found, n_tried = await self._seat.run(rows, may_be_cut=False)
         prefixes.append(slot, [token, *found[:-1]], self._account.workers)
-        self._account.accepted_tokens += len(found) - 1
-        self._drafts.judge(len(draft), len(found) - 1)
+        if n_tried:  # else the step had no room for any
+            self._account.drafted_tokens += n_tried
+            self._account.accepted_tokens += len(found) - 1
+            self._drafts.judge(n_tried, len(found) - 1)
         return found
 
-    def _take_draft(self, draft: Sequence[int], logits: F32) -> list[int]:
-        """On the compute thread: the tokens that follow. The slot holds all but the last of them then."""
-        found = verify(draft, logits, self._sampler.sample, self._request.stop_ids)
-        self._parts.model.accept(
-            self._slot, len(found)
-        )  # the one that was run for sure, and len(found) - 1 guesses
-        return found
+    def _take_draft(self, draft: Sequence[int], logits: F32) -> tuple[list[int], int]:
+        """On the compute thread: the tokens that follow, and how many guesses were tried out, of which steps may leave
+        out the last ones. The slot holds all but the last of the tokens then.
+        """
+        n_tried = len(logits) - 1
+        found = verify(draft[:n_tried], logits, self._sampler.sample, self._request.stop_ids)
+        if n_tried:  # the one that was run for sure, and len(found) - 1 guesses
+            self._parts.model.accept(self._slot, len(found))
+        return found, n_tried
 
     async def _tell(self, event: Event) -> None:
         try:

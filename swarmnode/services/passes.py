@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -42,7 +42,12 @@ class Rows:
     take: Callable[[F32], Any]
     account: Account
     tentative: bool = False
-    """See Part: `take` has to accept what it keeps."""
+    """A draft, see Part: `take` has to accept what it keeps. It may get fewer logits than there are tokens: see
+    `shortened`."""
+
+    def shortened(self, n_tokens: int) -> Rows:
+        """The first `n_tokens` of a draft. The first alone is run for sure, so that there is nothing to accept."""
+        return replace(self, tokens=self.tokens[:n_tokens], n_out=n_tokens, tentative=n_tokens > 1)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class FakePasses:
     """Tokens by slot, of each step."""
     began_s: list[float] = field(default_factory=list)
     n_out: list[int] = field(default_factory=list)
+    tentative: list[bool] = field(default_factory=list)
     cancelled: int = 0
     error: Exception | None = None
     wait_s: float = 0.0
@@ -37,6 +38,7 @@ class FakePasses:
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
         self.steps.append({item.slot: len(item.tokens) for item in rows})
         self.n_out += [item.n_out for item in rows]
+        self.tentative += [item.tentative for item in rows]
         self.began_s.append(trio.current_time())
         try:
             await trio.sleep(STEP_S)
@@ -166,6 +168,37 @@ async def test_a_draft_rides_along_and_is_never_cut() -> None:
         bench.decode(0, 2)
         bench.start(drafting)
     assert bench.passes.steps == [{0: 1, 1: 6, 7: 4}, {0: 1, 1: 3, 7: 4}, {7: 2}]
+
+
+async def test_a_draft_has_as_many_guesses_as_there_is_room_for() -> None:
+    """It asks once: what it guessed is worth nothing behind another token."""
+    got: list[Any] = []
+    async with open_bench(EngineConfig(mixed_rows=4), max_rows=8) as bench:
+
+        async def drafting(slot: int, seat: Seat) -> None:
+            got.append(await seat.run(draft(slot, 6), may_be_cut=False))
+
+        async def prompt(seat: Seat) -> None:
+            await seat.run(rows(7, list(range(5))))
+
+        bench.start(prompt)
+        for slot in range(3):
+            bench.start(partial(drafting, slot))
+    assert [step.pop(7) for step in bench.passes.steps] == [4, 1]
+    assert sorted(bench.passes.steps[0].values()) == [1, 1, 2]
+    assert sorted((tokens, n_out) for _, tokens, n_out in got) == [((0,), 1), ((0,), 1), ((0, 1), 2)]
+    assert sum(bench.passes.tentative) == 1, "one token alone is run for sure"
+
+
+async def test_rows_that_must_not_be_cut_get_a_step_beside_endless_answers() -> None:
+    config = EngineConfig(mixed_rows=4, patience_steps=3)
+    async with open_bench(config) as bench:
+        for slot in range(2):
+            bench.decode(slot, 20)
+        with bench.batcher.seat() as seat:
+            assert await seat.run(rows(7, list(range(16)), 16), may_be_cut=False) == (7, tuple(range(16)), 16)
+        assert trio.current_time() <= (config.patience_steps + 2) * STEP_S
+    assert {7: 16} in bench.passes.steps
 
 
 @pytest.mark.parametrize(

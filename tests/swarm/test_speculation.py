@@ -96,8 +96,10 @@ async def open_speculating(
     n_workers: int = 0,
     form: WireForm = EXACT,
     latency_s: float = 0.0,
+    n_ubatch: int = 512,
 ) -> AsyncIterator[Swarm]:
     config = replace(Config(), engine=EngineConfig(speculate=speculate, min_checkpoint_tokens=4))
+    config = replace(config, models=replace(config.models, n_ubatch=n_ubatch))
     async with open_swarm(model, folder, config=config, form=form, latency_s=latency_s) as swarm:
         for _ in range(n_workers):
             await swarm.join(ALL_BYTES // 2)
@@ -182,6 +184,29 @@ async def test_any_guesses_give_the_same_answer(
             assert guessed.done.account.layers == 4 * (2 + 6)
         told = guessed.done.account.as_dict()
         assert (told["drafted_tokens"], told["accepted_tokens"]) == (guessed.drafted, guessed.accepted)
+
+
+@pytest.mark.parametrize("n_ubatch", [2, 3, 8])
+async def test_guesses_that_a_step_has_no_room_for_are_left_out(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_ubatch: int
+) -> None:
+    prompt, params = prompts(5)[3], SamplingParams(temperature=0.8, seed=5)
+    found: list[Answer] = []
+    async with open_speculating(tiny_model, tmp_path, "always", n_ubatch=n_ubatch) as swarm:
+        swarm.backbone.engine.batcher.speculate = "never"
+        plain = await ask(swarm, prompt, params)
+        swarm.backbone.engine.batcher.speculate = "always"
+        guess_from(plain.tokens, monkeypatch)
+
+        async def one() -> None:
+            found.append(await ask(swarm, prompt, params))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one)
+            nursery.start_soon(one)
+    assert [answer.tokens for answer in found] == [plain.tokens] * 2
+    assert all(answer.accepted == answer.drafted for answer in found)
+    assert n_ubatch < 8 or all(answer.drafted > 0 for answer in found)
 
 
 @pytest.mark.parametrize("n", range(1, 10))
