@@ -183,10 +183,24 @@ class ModelIndex:
         if embedding is None or len(embedding.ne) != 2 or embedding.ne[0] != self.n_embd:
             shape = "missing" if embedding is None else f"of shape {embedding.ne}"
             raise ModelFileError(f"{self._path}: token_embd.weight is {shape}, not [{self.n_embd}, n_vocab]")
+        self._check_vocabulary(embedding.ne[1])
+
+    def _check_vocabulary(self, n_rows: int) -> None:
+        """One row of embeddings a token: ids of more tokens would be read behind the matrix, and of fewer rows some
+        would be drawn that have no text.
+        """
         tokens = self.metadata.get("tokenizer.ggml.tokens")
-        if tokens is not None and (not hasattr(tokens, "__len__") or len(tokens) != embedding.ne[1]):
+        if tokens is None:
+            return
+        if isinstance(tokens, str) or not hasattr(tokens, "__len__"):
             raise ModelFileError(
-                f"{self._path}: token_embd.weight has {embedding.ne[1]} rows, not one a token"
+                f"{self._path}: tokenizer.ggml.tokens is no list with a token for each of the {n_rows} rows of "
+                "token_embd.weight"
+            )
+        if len(tokens) != n_rows:
+            raise ModelFileError(
+                f"{self._path}: the tokenizer has {len(tokens)} tokens, but token_embd.weight has {n_rows} rows, not "
+                "one a token: the file was converted or edited wrongly; get another one, or convert the model again"
             )
 
     def _check_n_ff(self, n_blocks: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from swarmnode.compute.devices import Device, open_device
 from swarmnode.config import ModelsConfig
 from swarmnode.errors import DeviceError, LocalError
-from swarmnode.models.base import run_pass
+from swarmnode.models.base import ExpertCall, F32Array, Model, Part, run_pass
 from swarmnode.models.registry import open_model
 from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
@@ -34,6 +34,7 @@ TINY = TinyModel(
     state_size=16,
     full_attention_interval=2,
 )
+N_SLOTS = 3
 A = "qwen35moe."
 T = "tokenizer.ggml."
 KEYS = (
@@ -180,20 +181,37 @@ def try_out(path: Path, lies: dict[str, Any], device: Device) -> str:
         index.metadata = {**index.metadata, **lies}
         try:
             Tokenizer(index.metadata)
-            model = open_model(
-                index, device, 1 if f"{A}context_length" in lies else 128, 1, ModelsConfig(n_ubatch=96)
-            )
+            n_ctx = 1 if f"{A}context_length" in lies else 128
+            model = open_model(index, device, n_ctx, N_SLOTS, ModelsConfig(n_ubatch=96))
         except LocalError as error:
             return f"{type(error).__name__} {error}"[:300]
-        n_tokens = 1 if model.n_ctx == 1 else 70  # 64 and more take another way through flash attention
         try:
-            for tokens in ([3] * n_tokens, [4]) if n_tokens > 1 else ([3],):
-                run_pass(model.forward(0, tokens), lambda call: call.rows)
+            run_all_ways(model)
         except DeviceError as error:
             return f"DeviceError {error}"
         finally:
             model.close()
     return "runs"
+
+
+def run_all_ways(model: Model) -> None:
+    """A pass of each kind: they have graphs of their own. DeviceError."""
+
+    def routed(call: ExpertCall) -> F32Array:
+        return call.rows
+
+    if model.n_ctx == 1:
+        run_pass(model.forward_batch([Part(slot, [3], 1) for slot in range(N_SLOTS)]), routed)
+        return
+    for tokens in ([3] * 70, [4]):  # 64 and more take another way through flash attention
+        run_pass(model.forward(0, tokens), routed)
+    draft = Part(1, [3, 4, 3], 3, tentative=True)
+    run_pass(model.forward_batch([Part(0, [5], 1), draft, Part(2, [3], 1)]), routed)
+    model.accept(1, 2)
+    run_pass(model.forward_batch([Part(slot, [3], 1) for slot in range(N_SLOTS)]), routed)
+    for slot in range(N_SLOTS):
+        model.restore(slot, model.checkpoint(slot))
+        model.reset(slot)
 
 
 def main(folder: Path, seed: int, n_lies: int, n_shapes: int) -> None:

@@ -22,6 +22,7 @@ from tests.weights.raw_gguf import (
     N_EMBD,
     N_EXPERT,
     N_FF,
+    N_VOCAB,
     RawGguf,
     RawTensor,
     array,
@@ -179,8 +180,16 @@ MALFORMED: dict[str, tuple[Broken, str]] = {
     "embedding_missing": (GOOD.without("token_embd.weight"), "token_embd"),
     "vocabulary_other": (
         with_key("tokenizer.ggml.tokens", array(ValueType.STRING, 1, text("a"))),
-        "token_embd",
+        f"1 tokens, but token_embd.weight has {N_VOCAB} rows.*convert the model again",
     ),
+    "vocabulary_larger": (
+        with_key(
+            "tokenizer.ggml.tokens",
+            array(ValueType.STRING, N_VOCAB + 1, b"".join(text(f"t{i}") for i in range(N_VOCAB + 1))),
+        ),
+        f"{N_VOCAB + 1} tokens, but token_embd.weight has {N_VOCAB} rows.*convert the model again",
+    ),
+    "vocabulary_text": (with_key("tokenizer.ggml.tokens", string("a" * N_VOCAB)), "no list.*token_embd"),
     "vocabulary_number": (with_key("tokenizer.ggml.tokens", scalar(ValueType.UINT32, 8)), "token_embd"),
     # experts
     "router_missing": (GOOD.without("blk.1.ffn_gate_inp.weight"), "layer 1"),
