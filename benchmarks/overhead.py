@@ -72,7 +72,7 @@ def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[st
                 Routing()
             )
             assert isinstance(finished, Finished)
-            assert finished.values[0] is not None
+            assert isinstance(finished.values[0], int)
             return finished.values[0]
 
         def cut(token: int) -> int:

@@ -119,6 +119,9 @@ class Backbone:
     def state_bytes(self) -> int:
         return self._states.n_bytes
 
+    def check(self, slot: int, tokens: Sequence[int]) -> None:
+        self._check_pass(self._slot(slot), list(tokens))
+
     def forward(
         self,
         slot: int,

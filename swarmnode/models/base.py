@@ -91,6 +91,10 @@ class Model(Protocol):
         """Memory of all slots' KV caches and recurrent states and of buffers between graphs, allocated at opening."""
         ...
 
+    def check(self, slot: int, tokens: Sequence[int]) -> None:
+        """Raise what `forward` would raise at once: a refused part of a pass ends the pass for all parts."""
+        ...
+
     def forward(
         self,
         slot: int,

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 import trio
 
 from swarmnode.config import EngineConfig
-from swarmnode.errors import EngineStoppedError
+from swarmnode.errors import EngineStoppedError, UsageError
 from swarmnode.schedule.batching import StepLimits, StepTimes, Wanted, cut_step, may_begin, step_share
+from swarmnode.services.forward import TakeFailure
 from swarmnode.services.passes import PassRunner, Rows
 
 Start: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
@@ -96,8 +97,9 @@ class Seat:
     async def run(self, rows: Rows, *, may_be_cut: bool = True) -> Any:
         """Run these rows in the next step (or, if they are many and may be cut, in the next ones); what `take` made.
 
-        Raises what the pass raised. Cancelled, it leaves at once if the rows have not begun; else when their step ends,
-        because the slot is in use until then; a step that everybody has left is cancelled.
+        Raises what the pass raised, or what `take` of these rows did; UsageError for no rows. Cancelled, it leaves at
+        once if the rows have not begun; else when their step ends, because the slot is in use until then; a step that
+        everybody has left is cancelled.
         """
         return await self._batcher.run_rows(self, rows, may_be_cut)
 
@@ -162,6 +164,8 @@ class Batcher:
 
     async def run_rows(self, seat: Seat, rows: Rows, may_be_cut: bool) -> Any:
         """See Seat.run."""
+        if not rows.tokens:  # a step without rows would begin again and again
+            raise UsageError("there are no tokens to compute")
         ask = _Ask(rows, may_be_cut)
         self._waiting.append(ask)
         self.leave()  # it has asked
@@ -247,7 +251,9 @@ class Batcher:
             ask.n_done += n_tokens
             ask.n_passed = 0
             ask.step, ask.value, ask.error = None, value, error
-            if error is None and not ask.is_left and not ask.is_done:
+            if isinstance(value, TakeFailure):
+                ask.error = value.error
+            if ask.error is None and not ask.is_left and not ask.is_done:
                 unfinished.append(ask)
             else:
                 self._n_expected += 1

@@ -155,7 +155,9 @@ class Engine:
         """Run one forward pass of a slot; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`).
 
         Whoever calls this has the slot for himself and says where it stands: nothing is remembered of it.
+        Raises what `Model.forward` raises; what it refuses never shares a step with others.
         """
+        self.model.check(slot, tokens)
         self._prefixes.forget(slot)
         rows = Rows(slot, list(tokens), len(tokens) if all_logits else 1, lambda logits: logits, account)
         with self.batcher.seat() as seat:

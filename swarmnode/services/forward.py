@@ -101,10 +101,17 @@ class Paused:
 
 
 @dataclass(frozen=True)
-class Finished(Generic[T]):
-    """The end of a pass, and what was made of each part's logits."""
+class TakeFailure:
+    """What a part's `take` raised. The pass is over, and the other parts have theirs."""
 
-    values: list[T | None]
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Finished(Generic[T]):
+    """The end of a pass, and what was made of each part's logits: None where none were wanted."""
+
+    values: list[T | TakeFailure | None]
 
 
 class ForwardPass(Generic[T]):
@@ -171,9 +178,7 @@ class ForwardPass(Generic[T]):
                 call = self._steps.send(routed)
         except StopIteration as end:
             logits: list[F32] = end.value
-            return Finished(
-                [take(out) if len(out) else None for take, out in zip(self._takes, logits, strict=True)]
-            )
+            return Finished([_taken(take, out) for take, out in zip(self._takes, logits, strict=True)])
 
     def _local(self, call: ExpertCall, explores: bool) -> F32:
         started_s = self._now()
@@ -193,6 +198,16 @@ class ForwardPass(Generic[T]):
         if self._planner is None or not self._planner.fuses(self._routing, layer):
             return None
         return self._bank.stacked(layer, self._n_used)
+
+
+def _taken(take: Callable[[F32], T], logits: F32) -> T | TakeFailure | None:
+    """What is made of a part's logits, which may be none. One that fails must not take the others along."""
+    if not len(logits):
+        return None
+    try:
+        return take(logits)
+    except Exception as error:  # it is raised where this part's result is awaited
+        return TakeFailure(error)
 
 
 F16_QUANTUM = 2.0**-24

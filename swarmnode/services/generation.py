@@ -102,12 +102,6 @@ class Generation:
 
     async def run(self) -> None:
         """To the end of the answer, or until nobody listens any more. Raises what passes raise."""
-        try:
-            await self._answer()
-        except trio.BrokenResourceError:
-            return
-
-    async def _answer(self) -> None:
         request, decoder = self._request, StreamDecoder(self._parts.tokenizer)
         token = await self._prefill()
         ahead: deque[int] = deque([token])
@@ -120,7 +114,8 @@ class Generation:
                 break
             new_tokens += 1
             self._drafts.add(token)
-            await self._tell(TokenEvent(token, decoder.push(token), self._account))
+            if not await self._tell(TokenEvent(token, decoder.push(token), self._account)):
+                return
             if not ahead and new_tokens < request.max_tokens:
                 ahead.extend(await self._next(token, request.max_tokens - new_tokens))
         n_prompt = len(self._tokens)
@@ -157,12 +152,23 @@ class Generation:
             self._parts.model.accept(self._slot, len(found))
         return found, n_tried
 
-    async def _tell(self, event: Event) -> None:
+    async def _tell(self, event: Event) -> bool:
+        """False if nobody listens any more."""
         try:
             self._send.send_nowait(event)
+        except trio.BrokenResourceError:
+            return False
         except trio.WouldBlock:
-            with self._seat.away():
+            return await self._tell_later(event)
+        return True
+
+    async def _tell_later(self, event: Event) -> bool:
+        with self._seat.away():
+            try:
                 await self._send.send(event)
+            except trio.BrokenResourceError:
+                return False
+        return True
 
     async def _prefill(self) -> int:
         """The first token of the answer."""

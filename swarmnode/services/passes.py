@@ -17,7 +17,7 @@ from swarmnode.errors import NotFiniteError
 from swarmnode.models.base import Model, Part
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.demand import DemandWatch
-from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer
+from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer, TakeFailure
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts
 from swarmnode.services.resident_experts import ResidentExperts
@@ -64,7 +64,7 @@ class PassRunner(Protocol):
     """What runs passes: `Passes`, or a test's."""
 
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
-        """Results of all `take`s (None where no logits are wanted)."""
+        """Results of all `take`s: None where no logits are wanted, a TakeFailure where one raised."""
         ...
 
 
@@ -109,8 +109,7 @@ class Passes:
         except NotFiniteError as error:
             if not account.helpers:
                 raise
-            message = f"{error}; or one of these workers, which computed rows of the pass: "
-            raise NotFiniteError(message + ", ".join(account.helpers)) from error
+            raise _suspecting(error, account.helpers) from error
         finally:
             policy.passed((trio.current_time() - began_s) / self._n_under_way)
             self._n_under_way -= 1
@@ -120,7 +119,7 @@ class Passes:
             self._demand.count(forward.chosen, forward.unmet)
         if counts and self._residents is not None:
             self._residents.count(forward.chosen, any(item.n_out for item in prompts))
-        return values, times
+        return [_with_suspects(value, account.helpers) for value in values], times
 
     async def _advance(
         self, forward: ForwardPass[Any], account: StepAccount, counts: bool
@@ -147,6 +146,21 @@ class Passes:
             if pending is not None and counts:
                 forward.unmet += pending.unmet
         return result.values, PassTimes(compute_s - forward.explored_s, account.wait_s - explored_s)
+
+
+def _suspecting(error: NotFiniteError, helpers: Sequence[str]) -> NotFiniteError:
+    """The error, and who may have caused it: these workers computed rows of the pass."""
+    if not helpers:
+        return error
+    message = f"{error}; or one of these workers, which computed rows of the pass: "
+    return NotFiniteError(message + ", ".join(helpers))
+
+
+def _with_suspects(value: Any, helpers: Sequence[str]) -> Any:
+    """The same for numbers that were found bad only when a token was drawn from them."""
+    if isinstance(value, TakeFailure) and isinstance(value.error, NotFiniteError):
+        return TakeFailure(_suspecting(value.error, helpers))
+    return value
 
 
 def _timed(function: Callable[[], T]) -> tuple[T, float]:

@@ -13,10 +13,11 @@ import pytest
 import trio
 
 from swarmnode.config import EngineConfig, Speculate
-from swarmnode.errors import DeviceError, EngineStoppedError
+from swarmnode.errors import DeviceError, EngineStoppedError, UsageError
 from swarmnode.services.account import Account
 from swarmnode.services.batcher import Batcher, Seat
 from swarmnode.services.engine_tasks import EngineTasks
+from swarmnode.services.forward import TakeFailure
 from swarmnode.services.passes import PassTimes, Rows
 
 STEP_S = 1.0
@@ -33,6 +34,8 @@ class FakePasses:
     tentative: list[bool] = field(default_factory=list)
     cancelled: int = 0
     error: Exception | None = None
+    failures: dict[int, Exception] = field(default_factory=dict)
+    """By slot: what its `take` raises."""
     wait_s: float = 0.0
 
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
@@ -47,7 +50,12 @@ class FakePasses:
             raise
         if self.error is not None:
             raise self.error
-        return [(item.slot, tuple(item.tokens), item.n_out) for item in rows], PassTimes(STEP_S, self.wait_s)
+        return [self._taken(item) for item in rows], PassTimes(STEP_S, self.wait_s)
+
+    def _taken(self, item: Rows) -> Any:
+        if item.slot in self.failures:
+            return TakeFailure(self.failures[item.slot])
+        return item.slot, tuple(item.tokens), item.n_out
 
 
 @dataclass
@@ -288,6 +296,32 @@ async def test_an_error_is_everybodys_in_the_step_and_nobodys_afterwards() -> No
         bench.decode(2, 1)
     assert sorted(errors) == [0, 1]
     assert bench.passes.steps[-1] == {2: 1}
+
+
+async def test_a_failure_of_one_take_is_that_sequences_only() -> None:
+    got: dict[int, Any] = {}
+
+    async def ask(slot: int, seat: Seat) -> None:
+        try:
+            got[slot] = await seat.run(rows(slot, [0]))
+        except DeviceError as error:
+            got[slot] = error
+
+    async with open_bench() as bench:
+        error = DeviceError("bad logits")
+        bench.passes.failures[1] = error
+        for slot in range(3):
+            bench.start(partial(ask, slot))
+    assert bench.passes.steps == [{0: 1, 1: 1, 2: 1}]
+    assert got == {0: (0, (0,), 1), 1: error, 2: (2, (0,), 1)}
+
+
+async def test_no_rows_are_refused() -> None:
+    async with open_bench() as bench:
+        with bench.batcher.seat() as seat, pytest.raises(UsageError, match="no tokens"):
+            await seat.run(rows(0, []))
+        bench.decode(0, 1)
+    assert bench.passes.steps == [{0: 1}]
 
 
 async def test_where_steps_wait_several_are_under_way() -> None:

@@ -7,11 +7,13 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 
-from swarmnode.errors import DeviceError, UsageError
-from swarmnode.models.sampling import SamplingParams
+from swarmnode.errors import ContextFullError, DeviceError, NotFiniteError, UsageError
+from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.services.account import Account
 from swarmnode.services.engine import GenerateRequest, TokenEvent
 from swarmnode.services.passes import Rows
@@ -191,6 +193,87 @@ async def test_an_unknown_token_id_is_refused_before_it_shares_a_step(
             with pytest.raises(UsageError, match="vocabulary"):
                 await swarm.generate([1, token], 2)
     assert not widths
+
+
+@pytest.mark.parametrize(
+    ("slot", "tokens", "error", "reason"),
+    [
+        (1, [1, -1], UsageError, "vocabulary"),
+        (1, [1, 1 << 40], UsageError, "vocabulary"),
+        (1, [], UsageError, "no tokens"),
+        (1, [1] * 1025, ContextFullError, "context"),
+        (2, [1], UsageError, "does not exist"),
+        (-1, [1], UsageError, "does not exist"),
+    ],
+)
+async def test_a_step_by_hand_that_is_refused_is_nobody_elses_affair(
+    tiny_model: Path,
+    tmp_path: Path,
+    alone: list[list[int]],
+    slot: int,
+    tokens: list[int],
+    error: type[Exception],
+    reason: str,
+) -> None:
+    async with watched(tiny_model, tmp_path, 2) as (swarm, _):
+        engine = swarm.backbone.engine
+        engine.model.reset(1)
+
+        async def step() -> None:
+            for _ in range(5):
+                with pytest.raises(error, match=reason):
+                    await engine.step(slot, tokens, Account())
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(step)
+            assert await answers(swarm, PROMPTS[:1]) == alone[:1]
+
+
+async def test_a_sequence_whose_token_cannot_be_drawn_fails_alone(
+    tiny_model: Path, tmp_path: Path, alone: list[list[int]]
+) -> None:
+    """Nor does the slot keep anything of it."""
+    real, doomed = Sampler.sample, SamplingParams(temperature=0.5, seed=1)
+    n_drawn = 0
+
+    def sample(sampler: Sampler, logits: npt.NDArray[np.float32]) -> int:
+        nonlocal n_drawn
+        n_drawn += sampler.params is doomed
+        if n_drawn == 3 and sampler.params is doomed:
+            raise NotFiniteError("the logits are not finite")
+        return real(sampler, logits)
+
+    async with watched(tiny_model, tmp_path, 3, n_workers=1) as (swarm, widths):
+
+        async def fail() -> None:
+            async with aclosing(swarm.backbone.engine.generate(job)) as events:
+                with pytest.raises(NotFiniteError, match="not finite; or one of these workers"):
+                    [event async for event in events]
+
+        job = GenerateRequest(PROMPTS[9], N_TOKENS, doomed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Sampler, "sample", sample)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fail)
+                assert await answers(swarm, PROMPTS[:2]) == alone[:2]
+        assert max(widths) == 3
+        prefixes = swarm.backbone.engine._prefixes
+        assert all(prefixes.usable(slot, [*PROMPTS[9], 1]) == 0 for slot in range(3))
+        assert swarm.backbone.engine.n_free == 3
+
+
+async def test_what_breaks_in_a_pass_is_told(tiny_model: Path, tmp_path: Path) -> None:
+    """It is not taken for a client that has gone."""
+    async with open_swarm(tiny_model, tmp_path) as swarm:
+
+        async def run(rows: Sequence[Rows]) -> object:
+            raise trio.BrokenResourceError("a stream")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(swarm.backbone.engine.passes, "run", run)
+            with pytest.raises(trio.BrokenResourceError, match="a stream"):
+                await swarm.generate(PROMPTS[3], 2)
 
 
 async def test_numbers_that_fail_while_their_sequence_is_cancelled_leave_nothing_behind(
