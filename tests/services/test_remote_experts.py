@@ -23,7 +23,8 @@ from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer, compute_share
 from swarmnode.services.magnitudes import Magnitudes
 from swarmnode.services.members import Members
-from swarmnode.services.remote_experts import PendingLayer, RemoteExperts, WireForm, _Answer
+from swarmnode.services.pending_layer import Answer, PendingLayer
+from swarmnode.services.remote_experts import RemoteExperts, WireForm
 from swarmnode.services.runners import Inline
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire.tensors import as_travelled, encode_rows, view_rows_untrusted, widened
@@ -113,7 +114,7 @@ def test_the_audit_compares_with_what_was_sent(device: Device, kind: int, exact:
         pending = PendingLayer(
             layer, bank, members, account, policy, Magnitudes(), exact=exact, max_row_error=0.01
         )
-        pending.answers.append(_Answer(worker, share, "q8", values, 0.5))
+        pending.answers.append(Answer(worker, share, "q8", values, 0.5))
         pending.finish()
         pending.settle()
         assert members.is_quarantined(worker) is not is_right

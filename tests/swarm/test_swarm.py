@@ -21,7 +21,8 @@ from swarmnode.schedule.dispatch import Share, plan_layer
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Standing
-from swarmnode.services.remote_experts import EXACT, PendingLayer, WireForm
+from swarmnode.services.pending_layer import PendingLayer
+from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
 from swarmnode.weights.slices import ExpertRange
