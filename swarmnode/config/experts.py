@@ -20,6 +20,13 @@ class DispatchConfig:
     deadline_bytes_per_s: float = 1.25e6
     """Slowest link that a share's bytes are allowed for: 10 Mbit/s, a home uplink."""
     max_deadline_s: float = 30.0
+    max_pieces: int = 64
+    """Most requests that a worker gets of one layer; what its `max_rows` leaves over is computed here. A request costs
+    0.1 to 0.3 ms of trio's thread however few its pairs are: 4,096 pairs one by one take a second of it, for what the
+    backbone computes in 0.6."""
+    max_layer_pieces: int = 256
+    """Most requests of one layer of all workers, but for the first of each: identities are free, so without it many
+    workers could ask for one pair at a time."""
     decode_rows: int = 8
     """Calls of up to so many rows travel before prompts' (wire/constants.TrafficClass)."""
     fresh_s: float = 20.0
@@ -92,6 +99,10 @@ class DispatchConfig:
     """Least wait before a second replica is asked: below that the machine's own hiccups decide."""
     replace_passes: int = 128
     """Experts in memory are also chosen anew after so many counted passes of an answer (every 4th: some 500 tokens)."""
+
+    def pieces_each(self, n_workers: int) -> int:
+        """Most requests of a layer for each of so many workers: max_pieces, or an equal part of max_layer_pieces."""
+        return max(1, min(self.max_pieces, self.max_layer_pieces // n_workers))
 
     def share_deadline_s(self, n_pairs: int, n_bytes: int) -> float:
         """Longest wait for a share: max(deadline_s, n_pairs * deadline_per_pair_s + n_bytes / deadline_bytes_per_s),

@@ -148,6 +148,13 @@ class Peer:
         assert asked is not None  # there is room, and nothing ran in between
         return await asked.reply()
 
+    def room(self) -> int:
+        """How many requests `begin` would take now, if their bodies are short: ask before a message is made.
+
+        Raises ConnectionLostError.
+        """
+        return self._stream.room()
+
     def begin(
         self, message: Message, body: Body = (), *, traffic_class: TrafficClass | None = None
     ) -> Asked | None:

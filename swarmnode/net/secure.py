@@ -100,9 +100,15 @@ class SecureStream:
 
     def has_room(self) -> bool:
         """Whether one more request may be made now. Raises ConnectionLostError."""
+        return self.room() > 0
+
+    def room(self) -> int:
+        """How many requests the peer takes now; 0 while the queue is at its cap. Raises ConnectionLostError."""
         if self.ended is not None:
             raise self.lost()
-        return self.connection.can_request and self.connection.queued_bytes < self._config.max_queued_bytes
+        if self.connection.queued_bytes >= self._config.max_queued_bytes:
+            return 0
+        return self.connection.n_requests_left
 
     async def wait_change(self) -> None:
         """Wait until something has left, has come, or `tell_change` was called. Cancelled when the connection ends."""

@@ -220,20 +220,26 @@ def merge_shares(shares: list[Share], ids: I32) -> Share:
     return _share(np.sort(np.concatenate([share.flat for share in shares])), ids.ravel(), ids.shape[1])
 
 
-def split_share(share: Share, ids: I32, max_pairs: int) -> list[Share]:
-    """Cut a share into pieces of at most `max_pairs` pairs, rows kept whole where k <= max_pairs allows it."""
-    if len(share.flat) <= max_pairs:
-        return [share]
-    k = ids.shape[1]
+def split_share(share: Share, ids: I32, max_pairs: int, max_pieces: int) -> tuple[list[Share], Share | None]:
+    """Cut a share into pieces of at most `max_pairs` pairs, rows kept whole where k <= max_pairs allows it.
+
+    At most `max_pieces` of them, and what is left of the share then: each costs as much as a large one, and
+    `max_pairs` is what a peer says.
+    """
+    if len(share.flat) <= max_pairs and max_pieces > 0:
+        return [share], None
+    k, flat_ids = ids.shape[1], ids.ravel()
     pieces: list[Share] = []
     start = 0
-    while start < len(share.flat):
+    while start < len(share.flat) and len(pieces) < max_pieces:
         stop = min(start + max_pairs, len(share.flat))
         if stop < len(share.flat):
             stop = _row_border(share.flat, k, start, stop)
-        pieces.append(_share(share.flat[start:stop], ids.ravel(), k))
+        pieces.append(_share(share.flat[start:stop], flat_ids, k))
         start = stop
-    return pieces
+    if not pieces:
+        return [], share
+    return pieces, _share(share.flat[start:], flat_ids, k) if start < len(share.flat) else None
 
 
 def _row_border(flat: npt.NDArray[np.int64], k: int, start: int, stop: int) -> int:

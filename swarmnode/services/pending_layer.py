@@ -65,13 +65,20 @@ class PendingLayer:
         self._combiner = Combiner(call, exact)
         self.answers: list[Answer] = []
         self.failed: list[Share] = []
+        """Sent, and not answered."""
+        self.unsent: list[Share] = []
+        """Whose worker had no room for them: computed here from the start."""
         self.hedged: list[Share] = []
         """Asked for twice."""
         self.slowest_s = 0.0
         """How long the slowest part took, here or at a worker."""
         self._wrong: list[Answer] = []
         self.unmet: list[tuple[int, npt.NDArray[np.int32]]] = []
-        """After `settle`: layer and expert ids of pairs that nobody answered in time."""
+        """After `settle`: layer and expert ids of pairs that nobody answered in time, or had room for."""
+
+    def add_own(self, shares: list[Share]) -> None:
+        """`add_local` for all of these at once. Compute thread."""
+        self.add_local(shares[0] if len(shares) == 1 else merge_shares(shares, self._call.ids))
 
     def add_local(self, share: Share) -> None:
         """Compute the backbone's own share. Compute thread."""
@@ -106,12 +113,13 @@ class PendingLayer:
     def settle(self) -> None:
         """Count the layer and quarantine who failed the audit. Trio's thread, after `finish`."""
         account, (n_rows, k) = self._account, self._call.ids.shape
-        account.remote_layers += 1
+        if self.answers or self.failed:
+            account.remote_layers += 1
         for share in self.hedged:
             account.hedged(share.flat // k, n_rows)
         for share in self.failed:
             account.fell_back(share.flat // k, n_rows)
-        self.unmet = [(self._call.layer, share.pair_expert) for share in self.failed]
+        self.unmet = [(self._call.layer, share.pair_expert) for share in self.failed + self.unsent]
         for answer in self.answers:
             if answer not in self._wrong:
                 account.answered(answer.worker.node_id.short, answer.share.flat // k, n_rows)

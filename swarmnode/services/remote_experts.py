@@ -1,7 +1,8 @@
 """The backbone's dispatch: one layer's rows out to workers, its own share meanwhile, everything combined.
 
 Every wait has a deadline; whatever has not come by then is computed by the local replica, so a worker can be late,
-lost or lying and the layer is still right. A worker that failed once is out of routing before the next layer.
+lost or lying and the layer is still right. A worker that failed once is out of routing before the next layer. What a
+peer has no room for now, or would need too many requests for, is not sent at all.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -74,7 +74,7 @@ EXACT = WireForm("experts", "f32")
 
 @dataclass
 class _Request:
-    """A piece of a worker's share, asked for (or, `asked` None, still to be asked for) until `deadline_at_s`."""
+    """A piece of a worker's share that was asked for, until `deadline_at_s`."""
 
     worker: Worker
     share: Share
@@ -82,14 +82,9 @@ class _Request:
     entry: WorkerShare
     cost: WorkerCost
     begun_s: float
-    asked: Asked | None = None
-    sent: str = ""
-    """The encoding of its rows, once they are encoded."""
-
-    @property
-    def is_settled(self) -> bool:
-        """There is nothing to wait for: an answer is here, or none will come, or it has to be asked again."""
-        return self.asked is None or self.asked.is_settled
+    asked: Asked
+    sent: str
+    """The encoding of its rows."""
 
 
 class _RowBytes:
@@ -119,18 +114,29 @@ async def _settled(asked: Asked, scope: trio.CancelScope) -> None:
 
 async def _first_settled(requests: list[_Request], until_s: float) -> _Request | None:
     """The first of these that is settled, None if none is at that time. No checkpoint if one is already."""
-    found = next((request for request in requests if request.is_settled), None)
+    found = next((request for request in requests if request.asked.is_settled), None)
     if found is not None:
         return found
-    asked = [request.asked for request in requests if request.asked is not None]
     with trio.CancelScope(deadline=until_s):
-        if len(asked) == 1:
-            await asked[0].wait_settled()
+        if len(requests) == 1:
+            await requests[0].asked.wait_settled()
         else:
             async with trio.open_nursery() as nursery:
-                for item in asked:
-                    nursery.start_soon(_settled, item, nursery.cancel_scope)
-    return next((request for request in requests if request.is_settled), None)
+                for request in requests:
+                    nursery.start_soon(_settled, request.asked, nursery.cancel_scope)
+    return next((request for request in requests if request.asked.is_settled), None)
+
+
+@dataclass
+class _Sending:
+    """A layer while its rows travel."""
+
+    rows: _RowBytes
+    pending: PendingLayer
+    account: StepAccount
+    started_s: float
+    requests: list[_Request] = field(default_factory=list)
+    """All that were sent, in this order."""
 
 
 class RemoteExperts:
@@ -172,88 +178,109 @@ class RemoteExperts:
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
-        started_s = trio.current_time()
-        rows = _RowBytes(call)
-        requests: list[_Request] = []
+        sending = _Sending(_RowBytes(call), pending, account, trio.current_time())
+        n_pieces = self._config.pieces_each(len(plan.remote))
         try:
-            for index, piece, deadline_s in self._pieces(layer, workers):
-                request = self._request(workers[index], piece, started_s + deadline_s, account)
-                requests.append(request)
-                self._begin(rows, request)
+            for index, share in plan.remote:
+                self._send(sending, workers[index], share, n_pieces)
             hedges = Hedges(layer, workers, self.policy, self._config)
-            if plan.local is not None:
-                await self._compute.run(partial(pending.add_local, plan.local))
+            own = pending.unsent if plan.local is None else [plan.local, *pending.unsent]
+            if own:
+                await self._compute.run(partial(pending.add_own, own))
             waiting_from_s = trio.current_time()
             # One after the other and without tasks: whichever comes first, the layer needs them all.
-            for request in list(requests):
-                tries = [request]
-                try:
-                    await self._take(rows, tries, pending, started_s, hedges, account)
-                finally:
-                    requests += tries[1:]
+            for request in list(sending.requests):
+                await self._take(sending, request, hedges)
         finally:
-            for request in requests:
+            for request in sending.requests:
                 request.cost.in_flight -= 1
-                if request.asked is not None:
-                    request.asked.abandon()
+                request.asked.abandon()
         account.wait_s += trio.current_time() - waiting_from_s
         return pending
 
-    def _pieces(self, layer: RemoteLayer, workers: tuple[Worker, ...]) -> Iterator[tuple[int, Share, float]]:
-        """Each worker's share, in pieces that it takes, with the deadline of the whole share in seconds."""
-        for index, share in layer.plan.remote:
-            worker = workers[index]
-            deadline_s = self._deadline_s(layer.call, share, self._spoken(worker))
-            for piece in split_share(share, layer.call.ids, worker.max_rows):
-                yield index, piece, deadline_s
+    def _send(self, sending: _Sending, worker: Worker, share: Share, max_pieces: int) -> None:
+        """Send a worker's share now, in pieces that it takes. What it has no room for is left to the local replica.
+
+        Each piece has the deadline of all of them.
+        """
+        call, unsent = sending.rows.call, sending.pending.unsent
+        pieces, rest = split_share(
+            share, call.ids, worker.max_rows, min(max_pieces, self._room(sending, worker))
+        )
+        if rest is not None:
+            unsent.append(rest)
+        deadline_at_s = sending.started_s + self._deadline_s(call, pieces, self._spoken(worker))
+        for at, piece in enumerate(pieces):
+            if self._begin(sending, worker, piece, deadline_at_s) is None:
+                unsent += pieces[at:]
+                break
+
+    def _room(self, sending: _Sending, worker: Worker) -> int:
+        """How many requests the worker takes now; 0 if it is gone, which is held against it."""
+        try:
+            return worker.peer.room()
+        except RemoteError as error:
+            self._unsendable(sending, worker, error)
+            return 0
+
+    def _unsendable(self, sending: _Sending, worker: Worker, error: Exception) -> None:
+        self._members.missed(worker, str(error))
+        sending.account.worker(worker.node_id.short).late += 1
 
     def _spoken(self, worker: Worker) -> str:
         """The encoding of rows sent to this worker, where it can hold them."""
         return spoken_encoding(self._form.encoding, worker.peer.settings.encodings)
 
-    def _deadline_s(self, call: ExpertCall, share: Share, encoding: str) -> float:
-        n_rows, n_embd = len(share.rows), call.rows.shape[1]
-        reply_rows = len(share.flat) if self._form.exact else n_rows
+    def _deadline_s(self, call: ExpertCall, pieces: list[Share], encoding: str) -> float:
+        n_embd, n_pairs = call.rows.shape[1], sum(len(piece.flat) for piece in pieces)
+        n_rows = sum(len(piece.rows) for piece in pieces)
+        reply_rows = n_pairs if self._form.exact else n_rows
         sent_bytes = n_rows * row_bytes(encoding, n_embd)
         reply_bytes = reply_rows * row_bytes(ROW_ENCODINGS[encoding].reply, n_embd)
-        return self._config.share_deadline_s(len(share.flat), sent_bytes + reply_bytes)
+        return self._config.share_deadline_s(n_pairs, sent_bytes + reply_bytes)
 
-    def _request(self, worker: Worker, share: Share, deadline_at_s: float, account: StepAccount) -> _Request:
-        """A request that is about to begin. Until it is over it counts as in flight."""
+    def _begin(
+        self, sending: _Sending, worker: Worker, share: Share, deadline_at_s: float
+    ) -> _Request | None:
+        """Send a piece now; it then counts as in flight. None if that cannot be, found out before it is encoded: there
+        is no room, or the worker is gone.
+        """
+        begun_s = trio.current_time()
+        if not self._room(sending, worker):
+            return None
+        few = len(sending.rows.call.rows) <= self._config.decode_rows
+        traffic_class = TrafficClass.DECODE if few else TrafficClass.PREFILL
+        try:
+            message, body = self._message(sending.rows, worker, share)
+            asked = worker.peer.begin(message, body, traffic_class=traffic_class)
+        except (
+            RemoteError,
+            UsageError,
+        ) as error:  # UsageError: the peer's caps do not let the request through
+            self._unsendable(sending, worker, error)
+            return None
+        assert asked is not None  # there is room, and nothing ran in between
+        entry = sending.account.worker(worker.node_id.short)
+        entry.requests += 1
+        entry.bytes_out += sum(len(part) for part in body)
         cost = self.policy.cost.worker(worker.node_id)
         cost.in_flight += 1
-        entry = account.worker(worker.node_id.short)
-        return _Request(worker, share, deadline_at_s, entry, cost, trio.current_time())
+        request = _Request(worker, share, deadline_at_s, entry, cost, begun_s, asked, message.encoding)
+        sending.requests.append(request)
+        return request
 
-    def _begin(self, rows: _RowBytes, request: _Request) -> None:
-        """Send a piece now; if that cannot be, `_take` tries again and says why not."""
-        request.entry.requests += 1
-        try:
-            message, body, traffic_class = self._message(rows, request)
-            request.asked = request.worker.peer.begin(message, body, traffic_class=traffic_class)
-        except (RemoteError, UsageError):
-            request.asked = None
-
-    async def _take(
-        self,
-        rows: _RowBytes,
-        tries: list[_Request],
-        pending: PendingLayer,
-        started_s: float,
-        hedges: Hedges,
-        account: StepAccount,
-    ) -> None:
-        """Take the reply to a piece, asked for by `tries[0]`, of whoever has it first; one that comes from nobody in
-        time is left for the local replica. A second request is added to `tries`.
+    async def _take(self, sending: _Sending, request: _Request, hedges: Hedges) -> None:
+        """Take the reply to a piece of whoever has it first; one that comes from nobody in time is left for the local
+        replica. It may be asked for a second time meanwhile.
         """
-        request = tries[0]
+        pending = sending.pending
         hedge_at_s = hedges.at_s(request.share, request.cost, request.begun_s)
         waiting, values = [request], None
         while waiting and values is None:
             settled = await _first_settled(waiting, min(hedge_at_s, request.deadline_at_s))
             if settled is not None:
                 waiting.remove(settled)
-                values = await self._judged(rows, settled, pending, started_s)
+                values = await self._judged(sending, settled)
             elif trio.current_time() >= request.deadline_at_s:
                 break
             else:
@@ -262,12 +289,12 @@ class RemoteExperts:
                 worker = hedges.worker(request.share, request.worker)
                 if worker is None:
                     break
-                other = self._request(worker, request.share, request.deadline_at_s, account)
-                tries.append(other)
+                other = self._begin(sending, worker, request.share, request.deadline_at_s)
+                if other is None:
+                    break
                 waiting.append(other)
-                self._begin(rows, other)
         if request in waiting:
-            self._left(request, started_s)
+            self._left(request, sending.started_s)
         if values is None:
             pending.failed.append(request.share)
 
@@ -283,39 +310,26 @@ class RemoteExperts:
             self._members.missed(request.worker, f"no answer within {1e3 * (now_s - started_s):.0f} ms")
             request.cost.unanswered_s = 0.0
 
-    async def _judged(
-        self, rows: _RowBytes, request: _Request, pending: PendingLayer, started_s: float
-    ) -> F32 | None:
-        """A reply that is here (or is asked for only now), if it is one; else whoever it comes from pays for it."""
-        worker, entry = request.worker, request.entry
+    async def _judged(self, sending: _Sending, request: _Request) -> F32 | None:
+        """A reply that is here, if it is one; else whoever it comes from pays for it."""
+        worker, entry, pending = request.worker, request.entry, sending.pending
         values: F32 | None = None
         try:
-            if request.asked is not None:
-                values = await self._reply(rows, request)
-            else:
-                with trio.CancelScope(deadline=request.deadline_at_s):
-                    values = await self._reply(rows, request)
-            if values is None:
-                waited_ms = 1e3 * (request.deadline_at_s - started_s)
-                self._members.missed(worker, f"no answer within {waited_ms:.0f} ms")
+            values = await self._reply(sending.rows.call, request)
         except BadReplyError as error:
             self._members.quarantine(worker, str(error))
         except RequestRefusedError as refusal:
             self._members.refused(worker, refusal)
             self._refused(request)
-        except (
-            RemoteError,
-            UsageError,
-        ) as error:  # UsageError: the peer's caps do not let the request through
+        except RemoteError as error:
             self._members.missed(worker, str(error))
-        entry.wait_s += trio.current_time() - started_s
+        entry.wait_s += trio.current_time() - sending.started_s
         if values is None:
             entry.late += 1
             return None
-        if request.asked is not None:
-            took_s = request.asked.came_at_s - request.begun_s
-            pending.slowest_s = max(pending.slowest_s, took_s)
-            request.cost.add(len(request.share.flat), took_s, self.policy.cost.now())
+        took_s = request.asked.came_at_s - request.begun_s
+        pending.slowest_s = max(pending.slowest_s, took_s)
+        request.cost.add(len(request.share.flat), took_s, self.policy.cost.now())
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
         pending.answers.append(Answer(worker, request.share, request.sent, values, audit))
         self._members.computed(worker, len(request.share.flat))
@@ -327,26 +341,21 @@ class RemoteExperts:
         spent_s = trio.current_time() - request.begun_s
         request.cost.add(n_pairs, spent_s + cost.local.expect(n_pairs, 0, cost.now()), cost.now())
 
-    async def _reply(self, rows: _RowBytes, request: _Request) -> F32:
-        if request.asked is None:
-            message, body, traffic_class = self._message(rows, request)
-            reply, reply_body = await request.worker.peer.request(message, body, traffic_class=traffic_class)
-        else:
-            reply, reply_body = await request.asked.reply()
+    async def _reply(self, call: ExpertCall, request: _Request) -> F32:
+        reply, reply_body = await request.asked.reply()
         if not isinstance(reply, Rows):
             raise BadReplyError(f"asked for rows, got {type(reply).__name__}")
         check_reply_encoding(reply, request.sent)
         share = request.share
         expected = len(share.flat) if self._form.exact else len(share.rows)
-        values = parse_rows_body_untrusted(reply, reply_body, expected, rows.call.rows.shape[1])
+        values = parse_rows_body_untrusted(reply, reply_body, expected, call.rows.shape[1])
         request.entry.bytes_in += len(reply_body)
         return values
 
-    def _message(self, rows: _RowBytes, request: _Request) -> tuple[Experts, Body, TrafficClass]:
-        call, share = rows.call, request.share
+    def _message(self, rows: _RowBytes, worker: Worker, share: Share) -> tuple[Experts, Body]:
+        call = rows.call
         weights = None if self._form.exact else share_weights(call, share)
-        encoding, data = rows.encoded(share, self._form.encoding, request.worker.peer.settings.encodings)
-        request.sent = encoding
+        encoding, data = rows.encoded(share, self._form.encoding, worker.peer.settings.encodings)
         body = (data, *encode_pairs(len(share.rows), share.pair_row, share.pair_expert, weights))
         message = Experts(
             model=self._model_id,
@@ -356,6 +365,4 @@ class RemoteExperts:
             n_rows=len(share.rows),
             n_pairs=len(share.flat),
         )
-        request.entry.bytes_out += sum(len(part) for part in body)
-        few = len(call.rows) <= self._config.decode_rows
-        return message, body, TrafficClass.DECODE if few else TrafficClass.PREFILL
+        return message, body

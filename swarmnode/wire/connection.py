@@ -189,8 +189,14 @@ class Connection:
     @property
     def can_request(self) -> bool:
         """True when the peer takes one more request now."""
-        settings = self._peer_settings
-        return self.state is State.OPEN and settings is not None and len(self._asked) < settings.max_requests
+        return self.n_requests_left > 0
+
+    @property
+    def n_requests_left(self) -> int:
+        """How many more requests the peer takes now."""
+        if self.state is not State.OPEN or self._peer_settings is None:
+            return 0
+        return max(0, self._peer_settings.max_requests - len(self._asked))
 
     # --- bytes in ---------------------------------------------------------------------------------------------------
 

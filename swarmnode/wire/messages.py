@@ -121,7 +121,11 @@ class Refused(Message):
 
 @dataclass(frozen=True, slots=True)
 class Announce(Message):
-    """What the sender holds of a model, and whether it serves it. Each announcement replaces the one before."""
+    """What the sender holds of a model, and whether it serves it. Each announcement replaces the one before.
+
+    `max_rows`: the most (row, expert) pairs that it takes in one request. 1 is as good as any, and means fewer rows:
+    how many requests a layer becomes is the asker's to bound (DispatchConfig.max_pieces).
+    """
 
     number = 32
     frame = FrameType.REQUEST

@@ -300,6 +300,37 @@ async def test_many_at_once_and_none_is_lost() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_the_room_for_requests_is_known_before_one_is_made() -> None:
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, HANDLERS, MemoryNetwork(latency_s=0.01), max_requests_in_flight=3)
+        asked = []
+        for left in (3, 2, 1):
+            assert peer.room() == left
+            asked.append(peer.begin(*experts()))
+        assert peer.room() == 0
+        assert peer.begin(*experts()) is None
+        assert asked[0] is not None
+        await asked[0].reply()
+        assert peer.room() > 0
+        peer.close()
+        with pytest.raises(ConnectionLostError):
+            peer.room()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_full_queue_is_no_room() -> None:
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork(latency_s=0.01)
+        peer = await connected(nursery, HANDLERS, network, max_queued_bytes=10_000)
+        for _ in range(100):
+            if not peer.room():
+                break
+            peer.begin(*experts(512))
+        assert peer.room() == 0
+        assert peer.begin(*experts()) is None
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_crash_beside_the_connection_ends_it_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def crash(peer: Peer) -> None:
         raise ValueError("mine")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.config import DispatchConfig
 from swarmnode.identity import NodeKey
 from swarmnode.schedule.dispatch import (
     LOCAL,
@@ -161,12 +162,32 @@ def test_ids_outside_the_model_are_ignored() -> None:
 def test_pieces_are_small_enough_and_complete(max_pairs: int) -> None:
     ids = random_ids(1, 10, 4)
     share = Share(np.arange(40), np.arange(10), np.repeat(np.arange(10), 4).astype(np.int32), ids.ravel())
-    pieces = split_share(share, ids, max_pairs)
+    pieces, rest = split_share(share, ids, max_pairs, 40)
+    assert rest is None
     assert all(0 < len(piece.flat) <= max_pairs for piece in pieces)
     assert np.array_equal(np.concatenate([piece.flat for piece in pieces]), share.flat)
     if max_pairs >= 4:
         rows = np.concatenate([piece.rows for piece in pieces])
         assert len(rows) == len(set(rows.tolist())), "no row is cut in two"
+
+
+@pytest.mark.parametrize(
+    ("max_pairs", "max_pieces", "n_sent"), [(1, 3, 3), (6, 2, 8), (1000, 0, 0), (40, 1, 40)]
+)
+def test_pieces_are_few_and_the_rest_is_left(max_pairs: int, max_pieces: int, n_sent: int) -> None:
+    ids = random_ids(1, 10, 4)
+    share = Share(np.arange(40), np.arange(10), np.repeat(np.arange(10), 4).astype(np.int32), ids.ravel())
+    pieces, rest = split_share(share, ids, max_pairs, max_pieces)
+    assert len(pieces) <= max_pieces
+    assert sum(len(piece.flat) for piece in pieces) == n_sent
+    parts = pieces if rest is None else [*pieces, rest]
+    assert np.array_equal(np.concatenate([part.flat for part in parts]), share.flat)
+    assert np.array_equal(np.concatenate([part.pair_expert for part in parts]), ids.ravel())
+
+
+@pytest.mark.parametrize(("n_workers", "n_pieces"), [(1, 64), (4, 64), (8, 32), (200, 1), (4096, 1)])
+def test_many_workers_do_not_get_many_pieces_each(n_workers: int, n_pieces: int) -> None:
+    assert DispatchConfig().pieces_each(n_workers) == n_pieces
 
 
 def test_failed_shares_merge_to_one() -> None:

@@ -1,4 +1,4 @@
-"""How long a worker's rows are waited for, and what they are compared with: what was sent, in the encoding spoken."""
+"""How long a worker's rows are waited for, what they are compared with, and how many requests a layer becomes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
 from swarmnode.compute.self_test import random_expert
 from swarmnode.config import DispatchConfig
+from swarmnode.errors import ConnectionLostError
 from swarmnode.identity import NodeKey
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Peer
@@ -22,12 +23,13 @@ from swarmnode.schedule.sending import send_always
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer, compute_share
 from swarmnode.services.magnitudes import Magnitudes
-from swarmnode.services.members import Members
+from swarmnode.services.members import Members, Standing
 from swarmnode.services.pending_layer import Answer, PendingLayer
-from swarmnode.services.remote_experts import RemoteExperts, WireForm
+from swarmnode.services.remote_experts import EXACT, RemoteExperts, WireForm
 from swarmnode.services.runners import Inline
 from swarmnode.weights.slices import ExpertRange
-from swarmnode.wire.tensors import as_travelled, encode_rows, view_rows_untrusted, widened
+from swarmnode.wire.messages import Rows
+from swarmnode.wire.tensors import as_travelled, encode_pairs, encode_rows, view_rows_untrusted, widened
 
 N_ROWS, N_EMBD = 512, 3072
 
@@ -35,15 +37,21 @@ N_ROWS, N_EMBD = 512, 3072
 class Mute:
     """A connection over which no reply comes."""
 
-    def __init__(self, encodings: tuple[str, ...]) -> None:
-        self.node_id = NodeKey.from_seed(bytes(32)).node_id
+    def __init__(self, encodings: tuple[str, ...], number: int = 0, max_requests: int = 256) -> None:
+        self.node_id = NodeKey.from_seed(bytes([number] * 32)).node_id
         self.settings = SimpleNamespace(encodings=encodings)
         self.encoding = ""
         self.sent_bytes = 0
+        self.n_asked = 0
+        self.max_requests = max_requests
+
+    def room(self) -> int:
+        return self.max_requests - self.n_asked
 
     def begin(self, message: Any, body: tuple[memoryview, ...], traffic_class: object) -> Mute:
         self.encoding = message.encoding
         self.sent_bytes = len(body[0])
+        self.n_asked += 1
         return self
 
     is_settled = False
@@ -119,3 +127,129 @@ def test_the_audit_compares_with_what_was_sent(device: Device, kind: int, exact:
         pending.settle()
         assert members.is_quarantined(worker) is not is_right
     bank.close()
+
+
+# -- how many requests a layer is cut into
+
+FEW_ROWS, K, N_EXPERT, WIDTH = 40, 4, 8, 32
+"""160 pairs."""
+
+
+class Answering(Mute):
+    """A connection that answers with ones, at once."""
+
+    is_settled = True
+    came_at_s = 0.0
+
+    def __init__(self, number: int = 0, max_requests: int = 256) -> None:
+        super().__init__(("f32",), number, max_requests)
+
+    async def reply(self) -> Any:
+        return Rows("f32", 1, 0), memoryview(np.ones((1, WIDTH), np.float32).tobytes())
+
+
+class Gone(Answering):
+    """A connection that has ended."""
+
+    def room(self) -> int:
+        raise ConnectionLostError("ended: the stream broke")
+
+
+class Ones:
+    """A bank of experts whose rows are ones."""
+
+    def __init__(self) -> None:
+        self.n_pairs = 0
+
+    def experts(self, layer: int, rows: object, pair_row: object, pair_expert: Any) -> Any:
+        self.n_pairs += len(pair_expert)
+        return np.ones((len(pair_expert), WIDTH), np.float32)
+
+
+class Layer:
+    """A layer of 160 pairs for peers that hold two experts each and take one pair in a request."""
+
+    def __init__(self, *peers: Answering, config: DispatchConfig | None = None) -> None:
+        self.config = config or DispatchConfig(audit_share=0.0)
+        self.peers = peers
+        self.members = Members(N_EXPERT, self.config, trio.current_time)
+        for number, peer in enumerate(peers):
+            worker = self.members.announce(cast(Peer, peer), (ExpertRange(0, 2 * number, 2),), 1, "CPU")
+            self.members.probe_begins(worker)
+            self.members.probe_passed(worker)
+        self.bank = Ones()
+        self.account = Account()
+
+    async def run(self) -> PendingLayer:
+        """Computed and settled."""
+        rows = np.ones((FEW_ROWS, WIDTH), np.float32)
+        ids = np.array(
+            [[row % 2, 2 + row % 2, 4 + row % 2, 6 + row % 2] for row in range(FEW_ROWS)], np.int32
+        )
+        call = ExpertCall(0, rows, ids, np.full((FEW_ROWS, K), 0.25, np.float32))
+        bank = cast(ExpertBank, self.bank)
+        remote = RemoteExperts(bytes(32), bank, Inline(), self.members, self.config, EXACT)
+        routing, workers = self.members.routing()
+        plan = plan_layer(routing, 0, ids)
+        assert plan is not None
+        step = StepAccount([AccountedRows(self.account, FEW_ROWS, FEW_ROWS)])
+        pending = await remote.layer(RemoteLayer(call, plan), workers, step)
+        assert np.array_equal(pending.finish(), np.ones((FEW_ROWS, WIDTH), np.float32))
+        pending.settle()
+        step.divide(1, K)
+        return pending
+
+    @property
+    def n_asked(self) -> list[int]:
+        return [peer.n_asked for peer in self.peers]
+
+
+async def test_a_worker_that_takes_a_pair_at_a_time_gets_few_of_a_layer() -> None:
+    layer = Layer(Answering(), config=DispatchConfig(audit_share=0.0, max_pieces=5))
+    pending = await layer.run()
+    assert layer.n_asked == [5]
+    assert layer.bank.n_pairs == 155
+    account = layer.account
+    assert (account.pairs, account.remote, account.fallback) == (160, 5, 0)
+    assert [len(experts) for _, experts in pending.unmet] == [35], "another holder would be of use"
+
+
+async def test_many_workers_that_take_a_pair_at_a_time_share_the_bound() -> None:
+    peers = [Answering(number) for number in range(4)]
+    layer = Layer(*peers, config=DispatchConfig(audit_share=0.0, max_layer_pieces=12))
+    await layer.run()
+    assert layer.n_asked == [3, 3, 3, 3]
+    assert (layer.account.remote, layer.account.fallback) == (12, 0)
+
+
+async def test_nothing_is_made_for_a_worker_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_made = 0
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal n_made
+        n_made += 1
+        return encode_pairs(*arguments)
+
+    monkeypatch.setattr("swarmnode.services.remote_experts.encode_pairs", counting)
+    layer = Layer(Answering(0, max_requests=2), Answering(1, max_requests=0))
+    await layer.run()
+    assert layer.n_asked == [2, 0]
+    assert n_made == 2
+    assert (layer.account.remote, layer.account.fallback) == (2, 0)
+    assert list(layer.account.workers) == [layer.peers[0].node_id.short]
+
+
+async def test_a_layer_for_which_nobody_has_room_is_a_local_one() -> None:
+    layer = Layer(Answering(0, max_requests=0))
+    await layer.run()
+    assert (layer.account.remote_layers, layer.account.workers) == (0, {})
+    (worker,) = layer.members.workers
+    assert worker.standing is Standing.SERVING, "our own requests may have taken its room"
+
+
+async def test_whoever_is_gone_when_it_is_to_be_asked_is_out() -> None:
+    layer = Layer(Gone(0), Answering(1))
+    await layer.run()
+    assert layer.n_asked == [0, 40]
+    assert [worker.standing for worker in layer.members.workers] == [Standing.SUSPECT, Standing.SERVING]
+    assert (layer.account.remote, layer.account.fallback) == (40, 0)

@@ -139,6 +139,21 @@ async def test_shares_are_sent_before_the_own_one_is_computed(
     assert all(events[i - 1] == "sent" for i, event in enumerate(events) if event == "computed")
 
 
+async def test_a_worker_that_takes_a_pair_at_a_time_is_asked_few_times(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = replace(Config(), dispatch=replace(DispatchConfig(), max_pieces=3))
+    async with open_swarm(tiny_model, tmp_path, config=config) as swarm:
+        alone, _ = await swarm.logits(PROMPT)
+        await swarm.join(ALL_BYTES)
+        (worker,) = swarm.backbone.members.workers
+        swarm.backbone.members.announce(worker.peer, worker.ranges, 1, worker.device)
+        helped, account = await swarm.logits(PROMPT)
+    assert np.array_equal(alone, helped)
+    assert account.workers[worker.node_id.short].requests == account.remote == 3 * MODEL.n_layer
+    assert account.fallback == 0, "the rest was computed here from the start"
+
+
 @pytest.mark.parametrize("at_token", [1, 2, 9])
 async def test_a_killed_worker_changes_nothing(tiny_model: Path, tmp_path: Path, at_token: int) -> None:
     async with open_swarm(tiny_model, tmp_path) as swarm:

@@ -322,6 +322,7 @@ def test_a_reply_is_as_urgent_as_its_request_but_slices_are_bulk() -> None:
 def test_a_full_peer_is_not_asked() -> None:
     one, other = open_pair(DIALER, endpoint(2, config=small_config(max_requests_in_flight=2)))
     first = one.send_request(ModelsGet())
+    assert one.n_requests_left == 1
     one.send_request(ModelsGet())
     assert not one.can_request
     with pytest.raises(UsageError, match="no ModelsGet can be asked now"):

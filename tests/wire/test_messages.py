@@ -143,6 +143,15 @@ def test_ranges_are_refused_and_never_clamped(ranges: object) -> None:
     assert code_of(Announce.number, bytes(msgpack.packb(fields))) in ("bad_field", "bad_header")
 
 
+@pytest.mark.parametrize("max_rows", [0, -1, 65_537, 2**40])
+def test_a_batch_width_that_cannot_be_is_refused_with_its_bounds(max_rows: int) -> None:
+    good = Announce(MODEL, "serving", (), 1, "", 0, 0)
+    fields = {**msgpack.unpackb(encode_header(good)), "max_rows": max_rows}
+    with pytest.raises(ProtocolError) as error:
+        decode_header_untrusted(Announce.number, bytes(msgpack.packb(fields)))
+    assert error.value.reason == f"Announce: max_rows: {max_rows} is not within 1 .. 65536"
+
+
 @pytest.mark.parametrize(
     "text", ["a" * 65, "tab\t", "line\n", "\x1b[2Jclear", "é" * 33, "\u202eright to left"]
 )
