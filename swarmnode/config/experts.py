@@ -49,13 +49,16 @@ class DispatchConfig:
     probe_backoff_max_s: float = 32.0
     """A worker that fails probes is tried again after 1, 2, 4 ... seconds, at most this."""
     refusals_in_a_row: int = 3
-    """A worker whose last so many requests brought nothing, be it only `busy`, is out until it answers a probe."""
+    """A worker that refused something of its last so many layers, be it only as `busy`, is out until it answers a
+    probe."""
     suspect_max_s: float = 256.0
     """A worker that let requests down gets no rows for probe_tick_s, twice that the next time, ... at most this:
     one that answers probes and no work then costs deadline_s every four minutes."""
-    forgiven_after: int = 64
-    """Requests answered in a row after which the next pause begins at probe_tick_s again: more than the layers of a
-    model, or letting down one layer of every token would be forgiven before the next."""
+    forgiven_after_s: float = 60.0
+    """Seconds of work after which the next pause is one step shorter: whoever lets one layer down as often as that is
+    forgiven costs a token's deadline a minute, 0.8 % of the time. After the longest pause it takes eight minutes."""
+    work_gap_s: float = 1.0
+    """Most of the time between two answered layers that counts as work: while nothing is asked nothing is forgiven."""
     rebuild_s: float = 0.5
     """Least time between two new routings, 10 ms of trio's thread each with many workers. What is lost meanwhile is
     local at once."""

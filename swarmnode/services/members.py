@@ -1,9 +1,10 @@
 """Which connected workers may be sent rows: announced, answering, not quarantined.
 
 Attached is not serving: a worker gets rows only after it answered a probe correctly, and only while it has answered
-something within `DispatchConfig.fresh_s`. A missed deadline takes it out at once, several refusals in a row do as well;
-after a pause a correct probe brings it back. Pauses get longer until it has worked again, and are the node's: a new
-connection or announcement ends none.
+something within `DispatchConfig.fresh_s`. A missed deadline takes it out at once, several layers in a row of which it
+refused something do as well; after a pause a correct probe brings it back. Each pause is twice as long as the one
+before, and a step shorter for each minute of good work (pasts.py). Pauses are the node's: a new connection or
+announcement ends none.
 The same holds for what it claims later: one of the new experts, drawn at random, has to be computed correctly before
 any of them gets rows. Meanwhile the others go on.
 """
@@ -24,6 +25,7 @@ from swarmnode.identity import NodeId
 from swarmnode.net.peer import Peer
 from swarmnode.schedule.dispatch import Routing, build_routing, without
 from swarmnode.schedule.view import SwarmView, WorkerView
+from swarmnode.services.pasts import Past
 from swarmnode.weights.slices import ExpertRange, holdings_of
 
 Holdings: TypeAlias = Mapping[int, frozenset[int]]
@@ -36,8 +38,6 @@ HARMLESS_REFUSALS = frozenset({"busy", "overflow", "cancelled"})
 
 MAX_PASTS = 4096
 """Nodes that let us down of which that is remembered, connected or not."""
-MAX_STRIKES = 32
-"""Counted up to here."""
 MAX_QUARANTINED = 16_384
 """Nodes in quarantine; of more the one longest in it is let out. A node is 100 bytes here."""
 
@@ -61,24 +61,6 @@ class Tally:
     pairs: int = 0
     late: int = 0
     bad_replies: int = 0
-
-
-@dataclass(eq=False)
-class Past:
-    """How a node let us down lately. Outlives connections for `DispatchConfig.quarantine_s`."""
-
-    until_s: float = -math.inf
-    """It gets no rows before this: it said so, or it is its pause."""
-    in_vain: int = 0
-    """Requests in a row that brought nothing. Those that were under way together count once."""
-    strikes: int = 0
-    """Pauses lately: each is twice the one before."""
-    n_worked: int = 0
-    """Requests answered since the last of them."""
-    is_suspect: bool = False
-    reason: str = ""
-    ends_s: float = math.inf
-    """When all that is forgotten."""
 
 
 @dataclass(eq=False)
@@ -208,14 +190,14 @@ class Members:
         worker.answered_at_s = self._now()
         self._gained |= worker.standing is Standing.SERVING and worker not in self._routed
 
-    def computed(self, worker: Worker, n_pairs: int) -> None:
-        """The worker answered with rows, which are going to be used."""
+    def computed(self, worker: Worker, n_pairs: int, *, is_whole: bool) -> None:
+        """The worker answered with rows of a layer, which are going to be used: called once a layer.
+
+        `is_whole`: it did all that it was asked for.
+        """
         worker.tally.pairs += n_pairs
-        past = worker.past
-        past.in_vain = 0
-        past.n_worked += 1
-        if past.n_worked >= self._config.forgiven_after:
-            past.strikes = 0
+        if is_whole:
+            worker.past.worked(self._now(), self._config)
         self.answered(worker)
 
     def may_probe(self, worker: Worker) -> bool:
@@ -256,18 +238,19 @@ class Members:
         if refusal.code not in HARMLESS_REFUSALS or not is_fresh:
             self.probe_failed(worker, str(refusal))
 
-    def refused(self, worker: Worker, refusal: RequestRefusedError) -> None:
+    def refused(self, worker: Worker, refusal: RequestRefusedError, *, again: bool = False) -> None:
         """The worker said no to work: a miss, unless the reason says nothing against it and it is not always so.
 
-        It gets no rows before it wants to be asked again.
+        It gets no rows before it wants to be asked again. `again`: of a layer of which it let something down before,
+        which counts once.
         """
         if refusal.code not in HARMLESS_REFUSALS:
             self.missed(worker, str(refusal))
             return
         past = self._past_of(worker)
-        if self._was_in_vain(past) and past.in_vain >= self._config.refusals_in_a_row:
-            self._pause(past)
-            self._suspect(worker, f"{past.in_vain} requests in a row brought nothing, the last: {refusal}")
+        if not again and past.was_in_vain(self._now()) and past.in_vain >= self._config.refusals_in_a_row:
+            past.pause(self._now(), self._config)
+            self._suspect(worker, f"{past.in_vain} layers in a row were refused, the last: {refusal}")
         if refusal.retry_after_ms:
             past.until_s = max(past.until_s, self._now() + refusal.retry_after_ms / 1e3)
             self._wakes_s = min(self._wakes_s, past.until_s)
@@ -277,22 +260,9 @@ class Members:
         """The worker let work's deadline pass or failed: no rows until a pause is over and it has answered a probe."""
         worker.tally.late += 1
         past = self._past_of(worker)
-        if self._was_in_vain(past):
-            self._pause(past)
+        if past.was_in_vain(self._now()):
+            past.pause(self._now(), self._config)
         self._suspect(worker, reason)
-
-    def _was_in_vain(self, past: Past) -> bool:
-        """A request brought nothing. Whether that is news: not of requests that were under way when a pause began."""
-        if past.until_s > self._now():
-            return False
-        past.in_vain += 1
-        past.n_worked = 0
-        return True
-
-    def _pause(self, past: Past) -> None:
-        config = self._config
-        past.until_s = self._now() + min(config.probe_tick_s * 2.0**past.strikes, config.suspect_max_s)
-        past.strikes = min(past.strikes + 1, MAX_STRIKES)
 
     def _suspect(self, worker: Worker, reason: str) -> None:
         """Take the node out, whichever of its connections let us down."""

@@ -33,6 +33,7 @@ from swarmnode.services.magnitudes import Magnitudes
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.pending_layer import Answer, PendingLayer
 from swarmnode.services.runners import Runner
+from swarmnode.services.verdicts import Verdicts
 from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.encodings import ROW_ENCODINGS, row_bytes, spoken_encoding
 from swarmnode.wire.messages import Experts, Rows
@@ -134,6 +135,7 @@ class _Sending:
     rows: _RowBytes
     pending: PendingLayer
     account: StepAccount
+    verdicts: Verdicts
     started_s: float
     requests: list[_Request] = field(default_factory=list)
     """All that were sent, in this order."""
@@ -178,7 +180,7 @@ class RemoteExperts:
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
-        sending = _Sending(_RowBytes(call), pending, account, trio.current_time())
+        sending = _Sending(_RowBytes(call), pending, account, Verdicts(self._members), trio.current_time())
         n_pieces = self._config.pieces_each(len(plan.remote))
         try:
             for index, share in plan.remote:
@@ -191,6 +193,7 @@ class RemoteExperts:
             # One after the other and without tasks: whichever comes first, the layer needs them all.
             for request in list(sending.requests):
                 await self._take(sending, request, hedges)
+            sending.verdicts.end()
         finally:
             for request in sending.requests:
                 request.cost.in_flight -= 1
@@ -224,7 +227,7 @@ class RemoteExperts:
             return 0
 
     def _unsendable(self, sending: _Sending, worker: Worker, error: Exception) -> None:
-        self._members.missed(worker, str(error))
+        sending.verdicts.missed(worker, str(error))
         sending.account.worker(worker.node_id.short).late += 1
 
     def _spoken(self, worker: Worker) -> str:
@@ -294,20 +297,21 @@ class RemoteExperts:
                     break
                 waiting.append(other)
         if request in waiting:
-            self._left(request, sending.started_s)
+            self._left(sending, request)
         if values is None:
             pending.failed.append(request.share)
 
-    def _left(self, request: _Request, started_s: float) -> None:
+    def _left(self, sending: _Sending, request: _Request) -> None:
         """A request whose answer is not waited for any more."""
-        now_s = trio.current_time()
+        now_s, started_s = trio.current_time(), sending.started_s
+        sending.verdicts.left(request.worker)
         request.entry.late += 1
         request.entry.wait_s += now_s - started_s
         waited_s = now_s - request.begun_s
         request.cost.gave_up(len(request.share.flat), waited_s, self.policy.cost.now())
         # Short waits that somebody else ended add up: a silent worker costs one deadline, in pieces or as a whole.
         if now_s >= request.deadline_at_s or request.cost.unanswered_s >= self._config.deadline_s:
-            self._members.missed(request.worker, f"no answer within {1e3 * (now_s - started_s):.0f} ms")
+            sending.verdicts.missed(request.worker, f"no answer within {1e3 * (now_s - started_s):.0f} ms")
             request.cost.unanswered_s = 0.0
 
     async def _judged(self, sending: _Sending, request: _Request) -> F32 | None:
@@ -317,12 +321,12 @@ class RemoteExperts:
         try:
             values = await self._reply(sending.rows.call, request)
         except BadReplyError as error:
-            self._members.quarantine(worker, str(error))
+            sending.verdicts.lied(worker, str(error))
         except RequestRefusedError as refusal:
-            self._members.refused(worker, refusal)
+            sending.verdicts.refused(worker, refusal)
             self._refused(request)
         except RemoteError as error:
-            self._members.missed(worker, str(error))
+            sending.verdicts.missed(worker, str(error))
         entry.wait_s += trio.current_time() - sending.started_s
         if values is None:
             entry.late += 1
@@ -332,7 +336,7 @@ class RemoteExperts:
         request.cost.add(len(request.share.flat), took_s, self.policy.cost.now())
         audit = self._rng.random() if self._rng.random() < self._config.audit_share else None
         pending.answers.append(Answer(worker, request.share, request.sent, values, audit))
-        self._members.computed(worker, len(request.share.flat))
+        sending.verdicts.answered(worker, len(request.share.flat))
         return values
 
     def _refused(self, request: _Request) -> None:

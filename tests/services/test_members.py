@@ -180,22 +180,71 @@ def test_refusals_in_a_row_take_a_worker_out_and_each_pause_is_twice_as_long(
         assert members.may_probe(worker)
         pass_a_probe(members, worker)
         assert routed_experts(members) == [0, 1]
-    members.computed(worker, 1)
+    members.computed(worker, 1, is_whole=True)
     members.refused(worker, AT_ONCE)
     assert worker.standing is Standing.SERVING, "not in a row any more"
 
 
-def test_a_pause_is_short_again_only_after_much_work(members: Members, clock: Clock) -> None:
+def miss(members: Members, clock: Clock, worker: Worker) -> float:
+    """Let the worker miss a deadline and come back after its pause; seconds of that."""
+    members.missed(worker, "no answer")
+    pause_s = worker.past.until_s - clock.now_s
+    clock.now_s = worker.past.until_s
+    pass_a_probe(members, worker)
+    return pause_s
+
+
+def work(members: Members, clock: Clock, worker: Worker, seconds: float, every_s: float = 0.25) -> None:
+    """Let the worker answer a layer every so often for so long."""
+    for _ in range(round(seconds / every_s)):
+        clock.now_s += every_s
+        members.computed(worker, 1, is_whole=True)
+
+
+def test_a_minute_of_work_makes_the_next_pause_one_step_shorter(members: Members, clock: Clock) -> None:
     worker = serving(members, connection())
-    pauses_s = []
-    for n_computed in (1, 1, 1, CONFIG.forgiven_after, 1):
-        members.missed(worker, "no answer")
-        pauses_s.append(worker.past.until_s - clock.now_s)
-        clock.now_s = worker.past.until_s
-        pass_a_probe(members, worker)
-        for _ in range(n_computed):
-            members.computed(worker, 1)
-    assert pauses_s == [1, 2, 4, 8, 1]
+    assert [miss(members, clock, worker) for _ in range(4)] == [1, 2, 4, 8]
+    work(members, clock, worker, CONFIG.forgiven_after_s - 1)
+    assert miss(members, clock, worker) == 16, "a second is missing"
+    work(members, clock, worker, CONFIG.forgiven_after_s)
+    assert miss(members, clock, worker) == 16
+    work(members, clock, worker, 3 * CONFIG.forgiven_after_s)
+    assert miss(members, clock, worker) == 4
+    work(members, clock, worker, 10 * CONFIG.forgiven_after_s)
+    assert miss(members, clock, worker) == 1
+
+
+def test_the_longest_pause_is_no_further_away_after_a_hundred_more(members: Members, clock: Clock) -> None:
+    worker = serving(members, connection())
+    for _ in range(100):
+        miss(members, clock, worker)
+    work(members, clock, worker, 8 * CONFIG.forgiven_after_s)
+    assert miss(members, clock, worker) == 1
+
+
+def test_many_answers_in_no_time_forgive_nothing(members: Members, clock: Clock) -> None:
+    worker = serving(members, connection())
+    assert miss(members, clock, worker) == 1
+    for _ in range(10_000):
+        members.computed(worker, 1, is_whole=True)
+    assert miss(members, clock, worker) == 2
+
+
+def test_time_in_which_nothing_was_asked_forgives_nothing(members: Members, clock: Clock) -> None:
+    worker = serving(members, connection())
+    assert miss(members, clock, worker) == 1
+    work(members, clock, worker, 1000, every_s=100)
+    assert miss(members, clock, worker) == 2
+
+
+def test_part_of_a_layer_is_no_work(members: Members, clock: Clock) -> None:
+    worker = serving(members, connection())
+    assert miss(members, clock, worker) == 1
+    for _ in range(1000):
+        clock.now_s += 0.5
+        members.computed(worker, 1, is_whole=False)
+    assert miss(members, clock, worker) == 2
+    assert worker.tally.pairs == 1000
 
 
 def test_pauses_are_bounded(members: Members, clock: Clock) -> None:

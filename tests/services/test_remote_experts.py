@@ -14,7 +14,7 @@ from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
 from swarmnode.compute.self_test import random_expert
 from swarmnode.config import DispatchConfig
-from swarmnode.errors import ConnectionLostError
+from swarmnode.errors import ConnectionLostError, RequestRefusedError
 from swarmnode.identity import NodeKey
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Peer
@@ -131,8 +131,8 @@ def test_the_audit_compares_with_what_was_sent(device: Device, kind: int, exact:
 
 # -- how many requests a layer is cut into
 
-FEW_ROWS, K, N_EXPERT, WIDTH = 40, 4, 8, 32
-"""160 pairs."""
+FEW_ROWS, K, N_EXPERT, WIDTH = 80, 4, 8, 32
+"""320 pairs."""
 
 
 class Answering(Mute):
@@ -143,9 +143,19 @@ class Answering(Mute):
 
     def __init__(self, number: int = 0, max_requests: int = 256) -> None:
         super().__init__(("f32",), number, max_requests)
+        self.n_replied = 0
+        self.refuses: frozenset[int] = frozenset()
+        """Which replies are refusals, counted from 1 ..."""
+        self.lies: frozenset[int] = frozenset()
+        """... and which are wrong ..."""
+        self.lie = 7.0
 
     async def reply(self) -> Any:
-        return Rows("f32", 1, 0), memoryview(np.ones((1, WIDTH), np.float32).tobytes())
+        self.n_replied += 1
+        if self.n_replied in self.refuses:
+            raise RequestRefusedError("busy", "later")
+        value = self.lie if self.n_replied in self.lies else 1.0
+        return Rows("f32", 1, 0), memoryview(np.full((1, WIDTH), value, np.float32).tobytes())
 
 
 class Gone(Answering):
@@ -167,7 +177,7 @@ class Ones:
 
 
 class Layer:
-    """A layer of 160 pairs for peers that hold two experts each and take one pair in a request."""
+    """A layer of 320 pairs for peers that hold two experts each and take one pair in a request."""
 
     def __init__(self, *peers: Answering, config: DispatchConfig | None = None) -> None:
         self.config = config or DispatchConfig(audit_share=0.0)
@@ -208,10 +218,10 @@ async def test_a_worker_that_takes_a_pair_at_a_time_gets_few_of_a_layer() -> Non
     layer = Layer(Answering(), config=DispatchConfig(audit_share=0.0, max_pieces=5))
     pending = await layer.run()
     assert layer.n_asked == [5]
-    assert layer.bank.n_pairs == 155
+    assert layer.bank.n_pairs == 315
     account = layer.account
-    assert (account.pairs, account.remote, account.fallback) == (160, 5, 0)
-    assert [len(experts) for _, experts in pending.unmet] == [35], "another holder would be of use"
+    assert (account.pairs, account.remote, account.fallback) == (320, 5, 0)
+    assert [len(experts) for _, experts in pending.unmet] == [75], "another holder would be of use"
 
 
 async def test_many_workers_that_take_a_pair_at_a_time_share_the_bound() -> None:
@@ -250,6 +260,31 @@ async def test_a_layer_for_which_nobody_has_room_is_a_local_one() -> None:
 async def test_whoever_is_gone_when_it_is_to_be_asked_is_out() -> None:
     layer = Layer(Gone(0), Answering(1))
     await layer.run()
-    assert layer.n_asked == [0, 40]
+    assert layer.n_asked == [0, 64]
     assert [worker.standing for worker in layer.members.workers] == [Standing.SUSPECT, Standing.SERVING]
-    assert (layer.account.remote, layer.account.fallback) == (40, 0)
+    assert (layer.account.remote, layer.account.fallback) == (64, 0)
+
+
+# -- what is counted of a worker that chose how many requests it gets
+
+
+async def test_answering_one_request_of_a_layer_does_not_make_up_for_the_others() -> None:
+    peer = Answering()
+    layer = Layer(peer, config=DispatchConfig(audit_share=0.0, max_pieces=5))
+    (worker,) = layer.members.workers
+    for number in (1, 2, 3):
+        assert worker.standing is Standing.SERVING
+        peer.n_replied, peer.refuses = 0, frozenset({1, 2, 4, 5} if number == 2 else {2, 3, 4})
+        await layer.run()
+        assert worker.past.in_vain == number, "once a layer, whatever was answered before or behind"
+    assert worker.standing is Standing.SUSPECT
+
+
+async def test_a_layer_in_many_requests_is_no_more_work_than_one() -> None:
+    layer = Layer(Answering())
+    (worker,) = layer.members.workers
+    worker.past.strikes, worker.past.seen_s = 1, trio.current_time()
+    await layer.run()
+    assert layer.n_asked == [64]
+    assert (worker.past.strikes, worker.past.good_s) == (1, 0.0)
+    assert worker.tally.pairs == 64
