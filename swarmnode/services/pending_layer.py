@@ -72,7 +72,10 @@ class PendingLayer:
         """Asked for twice."""
         self.slowest_s = 0.0
         """How long the slowest part took, here or at a worker."""
-        self._wrong: list[Answer] = []
+        self.liars: set[Worker] = set()
+        """Whoever was found to give wrong rows of this layer: nothing of theirs is used, however much they sent."""
+        self._caught: list[Worker] = []
+        """Those of them who were found by recomputing."""
         self.unmet: list[tuple[int, npt.NDArray[np.int32]]] = []
         """After `settle`: layer and expert ids of pairs that nobody answered in time, or had room for."""
 
@@ -97,12 +100,13 @@ class PendingLayer:
 
         Sums in the order of asking, not of arrival: equal swarms give equal bits.
         """
+        self._audit()
+        missing = list(self.failed)
         for answer in self.answers:
-            if not all(self._holds(answer, position) for position in self._sample(answer)):
-                self._wrong.append(answer)
+            if answer.worker in self.liars:
+                missing.append(answer.share)
             else:
                 self._combiner.add(answer.share, answer.values)
-        missing = self.failed + [answer.share for answer in self._wrong]
         if missing:
             self.add_local(merge_shares(missing, self._call.ids))
         elif self._policy.n_passes == 1:  # else others had the compute thread, too
@@ -121,12 +125,22 @@ class PendingLayer:
             account.fell_back(share.flat // k, n_rows)
         self.unmet = [(self._call.layer, share.pair_expert) for share in self.failed + self.unsent]
         for answer in self.answers:
-            if answer not in self._wrong:
+            if answer.worker in self.liars:
+                account.fell_back(answer.share.flat // k, n_rows)
+            else:
                 account.answered(answer.worker.node_id.short, answer.share.flat // k, n_rows)
-                continue
-            account.fell_back(answer.share.flat // k, n_rows)
+        for worker in self._caught:
             reason = f"wrong rows for layer {self._call.layer}, found by recomputing"
-            self._members.quarantine(answer.worker, reason)
+            self._members.quarantine(worker, reason)
+
+    def _audit(self) -> None:
+        """Find out who lies. One wrong row is enough, and is what it costs."""
+        for answer in self.answers:
+            if answer.worker in self.liars:
+                continue
+            if not all(self._holds(answer, position) for position in self._sample(answer)):
+                self.liars.add(answer.worker)
+                self._caught.append(answer.worker)
 
     def _sample(self, answer: Answer) -> set[int]:
         """Which rows of an answer are recomputed: one drawn by `audit`, and the largest if it is suspiciously large."""

@@ -322,6 +322,7 @@ class RemoteExperts:
             values = await self._reply(sending.rows.call, request)
         except BadReplyError as error:
             sending.verdicts.lied(worker, str(error))
+            pending.liars.add(worker)
         except RequestRefusedError as refusal:
             sending.verdicts.refused(worker, refusal)
             self._refused(request)

@@ -288,3 +288,17 @@ async def test_a_layer_in_many_requests_is_no_more_work_than_one() -> None:
     assert layer.n_asked == [64]
     assert (worker.past.strikes, worker.past.good_s) == (1, 0.0)
     assert worker.tally.pairs == 64
+
+
+@pytest.mark.parametrize("lie", [7.0, float("nan")])
+async def test_one_wrong_piece_is_the_end_of_them_all(lie: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are not used, and who keeps what was made of its rows is told once."""
+    liar, honest = Answering(0), Answering(1)
+    liar.lie, liar.lies = lie, frozenset(range(2, 40))
+    layer = Layer(liar, honest, config=DispatchConfig(audit_share=1.0))
+    told: list[object] = []
+    layer.members.on_betrayal = told.append
+    await layer.run()
+    assert told == [liar.node_id]
+    assert (layer.account.remote, layer.account.fallback) == (64, 64)
+    assert layer.members.workers[0].tally.bad_replies == 1
