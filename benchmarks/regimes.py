@@ -183,6 +183,7 @@ class Stand:
             dispatch, self.index, self.model, Threads(), self.disks["auto"] or EmulatedDisk(0, 0)
         )
         assert residents is not None
+        max_steps = self.config.engine.max_steps
         backbone = self.swarm.backbone
         members, bank = backbone.members, cast(ExpertBank, self.bank)
         self.remotes = {
@@ -190,8 +191,8 @@ class Stand:
                 self.manifest.model_id, bank, self.gate, members, dispatch, WireForm(), policy=policy
             )
             for name, policy in (
-                ("remote", prepare_policy(replace(dispatch, send="always"), None, self.model)),
-                ("auto", prepare_policy(dispatch, residents, self.model)),
+                ("remote", prepare_policy(replace(dispatch, send="always"), None, self.model, max_steps)),
+                ("auto", prepare_policy(dispatch, residents, self.model, max_steps)),
             )
         }
         self.engine.passes._residents = residents

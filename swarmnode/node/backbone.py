@@ -107,7 +107,7 @@ def assemble_backbone(
     members = Members(model.n_expert, config.dispatch, trio.current_time)
     prober = Prober(manifest.model_id, model.n_embd, bank, compute, members, config.dispatch)
     residents = prepare_residents(config.dispatch, index, model, threads)
-    policy = prepare_policy(config.dispatch, residents, model, max_steps=config.engine.max_steps)
+    policy = prepare_policy(config.dispatch, residents, model, config.engine.max_steps)
     remote = RemoteExperts(
         manifest.model_id, bank, compute, members, config.dispatch, options.form, policy=policy
     )

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from swarmnode.config import DispatchConfig, EngineConfig
+from swarmnode.config import DispatchConfig
 from swarmnode.models.base import Model
 from swarmnode.schedule.cost import CostModel
 from swarmnode.schedule.residents import Residents
@@ -31,14 +31,20 @@ def prepare_policy(
     config: DispatchConfig,
     residents: ResidentExperts | None,
     model: Model,
+    max_steps: int,
     now: Callable[[], float] = time.perf_counter,
     rng: Dice | None = None,
-    max_steps: int = EngineConfig.max_steps,
 ) -> SendPolicy:
-    """`now` is read on the compute thread and on trio's."""
+    """`max_steps`: passes that the engine has under way at once; `now` is read on the compute thread and on trio's."""
     if config.send == "always" or residents is None:
         return SendAlways(CostModel(config, 0, now), config)
     cost = CostModel(config, residents.residents.mean_expert_bytes, now)
     return SendAuto(
-        cost, residents.residents, config, model.n_layer, model.n_expert_used, rng or random.Random()
+        cost,
+        residents.residents,
+        config,
+        model.n_layer,
+        model.n_expert_used,
+        rng or random.Random(),
+        max_steps,
     )

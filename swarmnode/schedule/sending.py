@@ -175,7 +175,7 @@ class SendAuto:
         n_layer: int,
         n_used: int,
         rng: Dice,
-        max_steps: int = 1,
+        max_steps: int,
     ) -> None:
         """`n_used`: experts that the gate chooses for a row; `max_steps`: passes that may be under way at once."""
         self.cost = cost
@@ -185,7 +185,7 @@ class SendAuto:
         self.n_used = n_used
         self._config = config
         self._n_layer = n_layer
-        self._max_steps = max_steps
+        self.max_steps = max_steps
         self._rng = rng
         self._credit_s: float = 0.0
         """What exploring may cost now."""
@@ -262,7 +262,7 @@ class SendAuto:
             here_s += self._config.hop_s
         there_s = max(costs[index].expect(n, now_s) for index, n in way.remote.items())
         seconds = self.cost.cut_s + here_s + max(0.0, there_s - here_s) / max(1, self.n_passes)
-        n_steps = min(self._max_steps, n_sequences)
+        n_steps = min(self.max_steps, n_sequences)
         if self.n_passes > 1 or n_steps == 1:
             return seconds
         # A pass that waits is divided into several that take turns.

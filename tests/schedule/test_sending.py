@@ -45,13 +45,16 @@ class Bench:
     config: DispatchConfig = NO_EXPLORING
     budget: int | None = None
     now_s: float = 0.0
+    max_steps: int = 1
     residents: Residents = field(init=False)
     policy: SendAuto = field(init=False)
 
     def __post_init__(self) -> None:
         cost = CostModel(self.config, SIZE, lambda: self.now_s)
         self.residents = Residents(dict.fromkeys(range(N_LAYER), SIZE), N_EXPERT, self.budget)
-        self.policy = SendAuto(cost, self.residents, self.config, N_LAYER, K, random.Random(1))
+        self.policy = SendAuto(
+            cost, self.residents, self.config, N_LAYER, K, random.Random(1), self.max_steps
+        )
         self.policy._layers_left = 1e9 if self.config is NO_EXPLORING else 0
 
     def learn(self, *, pair_s: float = 1e-4, cold_s: float = 0.003, workers_s: tuple[float, ...]) -> Bench:
@@ -72,8 +75,10 @@ class Bench:
             self.residents.computed(layer, np.array(experts, np.int32))
         return self
 
-    def plan(self, ids: np.ndarray[tuple[int, int], np.dtype[np.int32]] = ROW) -> DispatchPlan | None:
-        return self.policy.begin(1).plan(EVEN_ODD, 1, ids)
+    def plan(
+        self, ids: np.ndarray[tuple[int, int], np.dtype[np.int32]] = ROW, n_sequences: int = 1
+    ) -> DispatchPlan | None:
+        return self.policy.begin(n_sequences).plan(EVEN_ODD, 1, ids)
 
 
 def n_remote(plan: DispatchPlan | None) -> int:
@@ -118,6 +123,20 @@ def test_a_wait_counts_less_while_others_compute() -> None:
     assert n_remote(bench.plan()) == 0
     bench.policy.n_passes = 4
     assert n_remote(bench.plan()) == K
+
+
+def test_a_pass_of_many_sequences_is_weighed_as_the_several_that_it_would_be() -> None:
+    """Four passes take turns: each waits for a quarter of the pairs, and that is sooner than computing all here."""
+    ids = np.repeat(ROW, 16, 0)
+    sent = []
+    for max_steps in (1, 4):
+        bench = Bench(max_steps=max_steps).learn(pair_s=5e-4, workers_s=()).warm(*range(N_EXPERT))
+        for node in NODES[:2]:
+            bench.policy.cost.worker(node).add(32, 0.04, 0.0)
+            bench.policy.cost.worker(node).add(8, 0.01, 0.0)
+        sent.append(n_remote(bench.plan(ids, 16)))
+        assert n_remote(bench.plan(ids)) == 0, "one sequence is never divided"
+    assert sent == [0, ids.size]
 
 
 def test_nobody_is_asked_where_nobody_holds_anything() -> None:

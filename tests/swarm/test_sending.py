@@ -18,6 +18,7 @@ import trio
 from swarmnode.config import Config, DispatchConfig
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.node.sending import prepare_policy, prepare_residents
+from swarmnode.schedule.sending import SendAuto
 from swarmnode.services.account import Account
 from swarmnode.services.runners import Inline
 from swarmnode.testing.swarm import MeddledHandlers, Swarm, SwarmWorker, open_swarm
@@ -128,13 +129,28 @@ async def open_play(
         yield Play(swarm, alone, paces, workers)
 
 
+async def test_a_backbone_knows_how_many_steps_may_be_under_way(tiny_model: Path, tmp_path: Path) -> None:
+    base = Config()
+    config = replace(
+        base,
+        dispatch=replace(base.dispatch, send="auto"),
+        engine=replace(base.engine, max_steps=3),
+    )
+    async with open_swarm(tiny_model, tmp_path, config=config) as swarm:
+        policy = swarm.backbone.engine.passes.remote.policy
+        assert isinstance(policy, SendAuto)
+        assert policy.max_steps == 3
+
+
 def choose_auto(swarm: Swarm, model: Path, disk: Disk, budget_bytes: int | None = None) -> DispatchConfig:
     """From now on the backbone sends what is sooner, on a clock that knows of the disk."""
     passes = swarm.backbone.engine.passes
     config = replace(swarm.config.dispatch, send="auto", local_budget_bytes=budget_bytes)
     with ModelIndex.open(model) as index:
         residents = prepare_residents(config, index, passes._model, Inline(), disk)
-    passes.remote.policy = prepare_policy(config, residents, passes._model, disk.now, random.Random(0))
+    passes.remote.policy = prepare_policy(
+        config, residents, passes._model, swarm.config.engine.max_steps, disk.now, random.Random(0)
+    )
     passes._residents = residents
     assert residents is not None
     swarm.nursery.start_soon(residents.run)
