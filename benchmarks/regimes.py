@@ -238,9 +238,11 @@ class Stand:
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
 
         async def run(slot: int, token: int) -> None:
-            while time.perf_counter() - started_s < self.seconds and counts[slot] < N_CTX - PROMPT_TOKENS - 1:
-                token = int(np.argmax((await self.engine.step(slot, [token], account))[-1]))
-                counts[slot] += 1
+            n_most = N_CTX - PROMPT_TOKENS - 1
+            with self.engine.stepping(slot) as stepping:
+                while time.perf_counter() - started_s < self.seconds and counts[slot] < n_most:
+                    token = int(np.argmax((await stepping.run([token], account))[-1]))
+                    counts[slot] += 1
 
         async with trio.open_nursery() as nursery:
             for slot, token in enumerate(firsts):

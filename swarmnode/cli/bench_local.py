@@ -66,9 +66,10 @@ class Bench:
         return Sample(seconds, sequences * self.n_tokens, account, tuple(map(tuple, answers)))
 
     async def _decode(self, engine: Engine, slot: int, answer: list[int], account: Account) -> None:
-        for _ in range(self.n_tokens):
-            logits = await engine.step(slot, answer[-1:], account)
-            answer.append(int(np.argmax(logits[-1])))
+        with engine.stepping(slot) as stepping:
+            for _ in range(self.n_tokens):
+                logits = await stepping.run(answer[-1:], account)
+                answer.append(int(np.argmax(logits[-1])))
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ there (prefix_cache).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,7 @@ from swarmnode.identity import NodeId
 from swarmnode.models.base import Model
 from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.services.account import Account
-from swarmnode.services.batcher import Batcher
+from swarmnode.services.batcher import Batcher, Seat
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine_tasks import EngineTasks
 from swarmnode.services.generation import DoneEvent, Event, GenerateRequest, Generation, Parts, TokenEvent
@@ -53,6 +53,26 @@ class _Asked:
         self.error = error
         self.send.close()
         self.ended.set()
+
+
+class Stepping:
+    """A slot whose passes somebody runs one by one: benchmarks and tests, that want logits (Engine.stepping)."""
+
+    def __init__(self, model: Model, slot: int, seat: Seat) -> None:
+        self._model = model
+        self._slot = slot
+        self._seat = seat
+
+    async def run(self, tokens: Sequence[int], account: Account, *, all_logits: bool = False) -> F32:
+        """One pass; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`).
+
+        Raises what `Model.forward` raises; what it refuses never shares a step with others.
+        """
+        self._model.check(self._slot, tokens)
+        n_out = len(tokens) if all_logits else 1
+        rows = Rows(self._slot, list(tokens), n_out, lambda logits: logits, account)
+        logits: F32 = await self._seat.run(rows, may_be_cut=False)
+        return logits
 
 
 class Engine:
@@ -152,17 +172,20 @@ class Engine:
     async def step(
         self, slot: int, tokens: Sequence[int], account: Account, *, all_logits: bool = False
     ) -> F32:
-        """Run one forward pass of a slot; returns logits f32 [1, n_vocab] ([T, n_vocab] with `all_logits`).
+        """Run one forward pass of a slot, and nothing behind it: see `stepping` and `Stepping.run`."""
+        with self.stepping(slot) as stepping:
+            return await stepping.run(tokens, account, all_logits=all_logits)
 
-        Whoever calls this has the slot for himself and says where it stands: nothing is remembered of it.
-        Raises what `Model.forward` raises; what it refuses never shares a step with others.
+    @contextmanager
+    def stepping(self, slot: int) -> Iterator[Stepping]:
+        """Run passes of a slot one behind the other, in steps shared with whatever else runs.
+
+        Whoever calls this has the slot for himself and says where it stands: nothing is remembered of it. Until the
+        block ends steps wait for its next pass, so do nothing else in it that takes time.
         """
-        self.model.check(slot, tokens)
         self._prefixes.forget(slot)
-        rows = Rows(slot, list(tokens), len(tokens) if all_logits else 1, lambda logits: logits, account)
         with self.batcher.seat() as seat:
-            logits: F32 = await seat.run(rows, may_be_cut=False)
-        return logits
+            yield Stepping(self.model, slot, seat)
 
     def check(self, request: GenerateRequest) -> None:
         """Raise what `generate` would raise at once: UsageError (no tokens, or an unknown one, which would end the step

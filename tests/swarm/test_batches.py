@@ -6,17 +6,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
 
+from swarmnode.cli.bench_local import Bench
 from swarmnode.errors import ContextFullError, DeviceError, NotFiniteError, UsageError
 from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.services.account import Account
 from swarmnode.services.engine import GenerateRequest, TokenEvent
 from swarmnode.services.passes import Rows
+from swarmnode.services.runners import Inline
 from swarmnode.testing.swarm import Swarm, open_swarm
 from tests.swarm.conftest import ALL_BYTES
 
@@ -88,6 +91,23 @@ async def test_with_workers_far_away_steps_take_turns(
         assert await answers(swarm, PROMPTS[:8]) == alone[:8]
         assert swarm.backbone.engine.batcher.times.n_steps > 1
     assert 1 < sum(widths) / len(widths) < 8
+
+
+async def test_the_benchmarks_sequences_share_steps(tiny_model: Path, tmp_path: Path) -> None:
+    """`swarmnode bench` runs passes of its own, and says that sequences are decoded at once."""
+    n_tokens = 6
+    async with watched(tiny_model, tmp_path, 4) as (swarm, widths):
+        engine = swarm.backbone.engine
+        unused: Any = None
+        gate: Any = Inline()
+        prompts = tuple(PROMPTS[number] for number in range(1, 5))
+        bench = Bench(unused, engine.model, unused, gate, engine, prompts, n_tokens, swarm.config)
+        sample = await bench.decode_sample(engine, 4)
+        assert widths == [1] * 4 + [1] + [4] * (n_tokens - 1) + [3], (
+            "prompts, the first to come, all, the others"
+        )
+        for prompt, answer in zip(prompts, sample.answers, strict=True):
+            assert list(answer) == (await swarm.generate(prompt, n_tokens + 1))[0]
 
 
 async def test_seeded_sampling_is_what_it_is_alone(tiny_model: Path, tmp_path: Path) -> None:
