@@ -56,6 +56,11 @@ class Account:
         return self.workers.setdefault(name, WorkerShare())
 
     @property
+    def helpers(self) -> list[str]:
+        """The workers whose rows were used: of those in `workers`, some were asked and did not answer."""
+        return [name for name, share in self.workers.items() if share.pairs]
+
+    @property
     def remote_share(self) -> float:
         """Part of all pairs that workers computed, 0 to 1."""
         return self.remote / self.pairs if self.pairs else 0.0

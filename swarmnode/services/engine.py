@@ -58,8 +58,9 @@ class _Asked:
 class Stepping:
     """A slot whose passes somebody runs one by one: benchmarks and tests, that want logits (Engine.stepping)."""
 
-    def __init__(self, model: Model, slot: int, seat: Seat) -> None:
+    def __init__(self, model: Model, prefixes: PrefixCache, slot: int, seat: Seat) -> None:
         self._model = model
+        self._prefixes = prefixes
         self._slot = slot
         self._seat = seat
 
@@ -69,6 +70,7 @@ class Stepping:
         Raises what `Model.forward` raises; what it refuses never shares a step with others.
         """
         self._model.check(self._slot, tokens)
+        self._prefixes.forget(self._slot)
         n_out = len(tokens) if all_logits else 1
         rows = Rows(self._slot, list(tokens), n_out, lambda logits: logits, account)
         logits: F32 = await self._seat.run(rows, may_be_cut=False)
@@ -183,9 +185,8 @@ class Engine:
         Whoever calls this has the slot for himself and says where it stands: nothing is remembered of it. Until the
         block ends steps wait for its next pass, so do nothing else in it that takes time.
         """
-        self._prefixes.forget(slot)
         with self.batcher.seat() as seat:
-            yield Stepping(self.model, slot, seat)
+            yield Stepping(self.model, self._prefixes, slot, seat)
 
     def check(self, request: GenerateRequest) -> None:
         """Raise what `generate` would raise at once: UsageError (no tokens, or an unknown one, which would end the step

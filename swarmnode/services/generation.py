@@ -135,7 +135,7 @@ class Generation:
         rows = Rows(slot, [token, *draft], 1 + len(draft), take, self._account, tentative=True)
         found: list[int]
         found, n_tried = await self._seat.run(rows, may_be_cut=False)
-        prefixes.append(slot, [token, *found[:-1]], self._account.workers)
+        prefixes.append(slot, [token, *found[:-1]], self._account.helpers)
         if n_tried:  # else the step had no room for any
             self._account.drafted_tokens += n_tried
             self._account.accepted_tokens += len(found) - 1
@@ -193,7 +193,7 @@ class Generation:
         prefixes.begin(slot)
         rows = Rows(slot, tokens, 0 if take is None else 1, take or _nothing, self._account)
         value = await self._seat.run(rows)
-        prefixes.append(slot, tokens, self._account.workers)
+        prefixes.append(slot, tokens, self._account.helpers)
         return value
 
     async def _resume(self) -> int:

@@ -84,12 +84,15 @@ class _Held:
     """A pass began and did not end: the slot cannot go on from where it stands."""
     is_doubtful: bool = False
     """The numbers where it stands may be wrong: only checkpoints are good."""
+    doubted: set[str] = field(default_factory=set)
+    """While it is torn: workers that were found out since the pass began, to which they may have helped."""
     used: int = 0
     """When it was taken last, counted in takings."""
 
     def clear(self) -> None:
         self.tokens.cut(0)
         self.helpers.clear()
+        self.doubted.clear()
         self.kept = []
         self.is_torn = self.is_doubtful = False
 
@@ -177,13 +180,16 @@ class PrefixCache:
 
     def begin(self, slot: int) -> None:
         """A pass begins in the slot."""
-        self._slots[slot].is_torn = True
+        held = self._slots[slot]
+        held.is_torn = True
+        held.doubted.clear()
 
     def append(self, slot: int, tokens: Tokens, helpers: Iterable[str] = ()) -> None:
         """The pass ended, to which these workers helped: the slot holds these tokens, too."""
         held = self._slots[slot]
         held.tokens.extend(tokens)
         held.helpers.update(helpers)
+        held.is_doubtful |= not held.doubted.isdisjoint(held.helpers)
         held.is_torn = False
 
     def wants(self, slot: int) -> bool:
@@ -225,10 +231,13 @@ class PrefixCache:
     def doubt(self, helper: str) -> None:
         """A worker was found to compute wrong numbers: whatever stands on any of it is not used for another prompt.
 
-        Nor is where a pass is under way, to which it may be helping.
+        Whether it helped to a pass under way is known when that ends. Strangers that are found out before they got any
+        rows spoil nothing: anybody can be one.
         """
         for held in self._slots:
-            held.is_doubtful |= held.is_torn or helper in held.helpers
+            held.is_doubtful |= helper in held.helpers
+            if held.is_torn:
+                held.doubted.add(helper)
             held.kept = [kept for kept in held.kept if helper not in kept.helpers]
 
     def _all_kept(self) -> Iterator[tuple[_Held, Kept]]:

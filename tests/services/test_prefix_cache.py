@@ -137,6 +137,29 @@ def test_a_pass_under_way_may_be_a_liars_work() -> None:
     assert cache.usable(0, TEXT) == 20
 
 
+def test_a_pass_under_way_to_which_the_liar_did_not_help_is_good() -> None:
+    """Anybody may fail a first probe: that must not cost those who talk meanwhile what their slots hold."""
+    cache = cache_of()
+    run(cache, 0, TEXT[:20], "honest")
+    cache.begin(0)
+    cache.doubt("stranger")
+    cache.append(0, TEXT[20:40], ["honest"])
+    assert cache.usable(0, [*TEXT[:40], 1]) == 40
+    assert cache.reserve(0, SIZE)
+
+
+def test_what_was_doubted_in_a_pass_that_failed_is_no_matter_of_the_next() -> None:
+    """A worker is believed again some day."""
+    cache = cache_of()
+    run(cache, 0, TEXT[:20], "honest")
+    keep(cache, 0, 20)
+    cache.begin(0)
+    cache.doubt("forgiven")
+    assert cache.rewind(0, 20) is not None
+    run(cache, 0, TEXT[20:40], "forgiven")
+    assert cache.usable(0, [*TEXT[:40], 1]) == 40
+
+
 def test_a_doubtful_slot_makes_no_checkpoints_that_drive_out_good_ones() -> None:
     cache = cache_of(config=EngineConfig(checkpoint_bytes=SIZE))
     run(cache, 0, TEXT[:20])

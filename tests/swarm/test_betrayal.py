@@ -42,7 +42,7 @@ class Liar:
     """What a worker does to the rows that it computed."""
 
     spoils: str = "nothing"
-    """Or "all but the last", which is never found, or "all"."""
+    """Or "all but the last", which is never found, or "all"; or "time", never answering."""
 
     def meddle(self, handler: Handler) -> Handler:
         """The handler, with wrong rows."""
@@ -50,6 +50,8 @@ class Liar:
         async def answer(peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
             reply, parts = await handler(peer, message, body)
             assert isinstance(reply, Rows)
+            if self.spoils == "time":
+                await trio.sleep_forever()
             raw = b"".join(bytes(part) for part in parts)
             values = np.frombuffer(raw, np.float32).reshape(reply.n_rows, -1).copy()
             end = {"nothing": 0, "all but the last": reply.n_rows - 1, "all": reply.n_rows}[self.spoils]
@@ -69,10 +71,10 @@ class Conversation:
     """The right answers."""
 
     async def ask(
-        self, number: int, on_token: Callable[[int], None] = lambda count: None
+        self, number: int, on_token: Callable[[int], None] = lambda count: None, n_tokens: int = N_TOKENS
     ) -> tuple[list[int], DoneEvent]:
         """The greedy answer to a prompt."""
-        return await greedy(self.swarm, PROMPTS[number], on_token)
+        return await greedy(self.swarm, PROMPTS[number], on_token, n_tokens)
 
     async def assert_nothing_is_used_again(self, numbers: Sequence[int]) -> None:
         """All of these prompts are run anew, and answered rightly; what is held of them then is used."""
@@ -86,9 +88,12 @@ class Conversation:
 
 
 async def greedy(
-    swarm: Swarm, prompt: list[int], on_token: Callable[[int], None] = lambda count: None
+    swarm: Swarm,
+    prompt: list[int],
+    on_token: Callable[[int], None] = lambda count: None,
+    n_tokens: int = N_TOKENS,
 ) -> tuple[list[int], DoneEvent]:
-    job = GenerateRequest(prompt, N_TOKENS, SamplingParams(temperature=0.0), frozenset({END}))
+    job = GenerateRequest(prompt, n_tokens, SamplingParams(temperature=0.0), frozenset({END}))
     answer: list[int] = []
     async with aclosing(swarm.backbone.engine.generate(job)) as events:
         async for event in events:
@@ -100,7 +105,7 @@ async def greedy(
 
 
 @asynccontextmanager
-async def open_conversation(model: Path, folder: Path) -> AsyncIterator[Conversation]:
+async def open_conversation(model: Path, folder: Path, latency_s: float = 0.0) -> AsyncIterator[Conversation]:
     """Two slots that hold nothing yet, and a worker that was honest until now."""
     base = Config()
     config = replace(
@@ -112,7 +117,7 @@ async def open_conversation(model: Path, folder: Path) -> AsyncIterator[Conversa
     async with open_swarm(model, folder / "alone", config=config) as swarm:
         alone = [(await greedy(swarm, prompt))[0] for prompt in PROMPTS]
     liar = Liar()
-    async with open_swarm(model, folder, config=config) as swarm:
+    async with open_swarm(model, folder, config=config, latency_s=latency_s) as swarm:
         swarm.backbone.engine.passes.remote._rng = LastRow()
         for layer in range(
             4
@@ -169,6 +174,46 @@ async def test_of_two_that_run_when_the_liar_is_found_none_is_used(tiny_model: P
         assert found_at
         assert max(found_at[0]) < N_TOKENS, "both were running"
         await talk.assert_nothing_is_used_again((0, 1))
+
+
+async def test_a_strangers_wrong_probe_costs_nobody_what_slots_hold(tiny_model: Path, tmp_path: Path) -> None:
+    """It is found out while a pass is under way, to which it never helped."""
+    stranger = Liar("all")
+    async with open_conversation(tiny_model, tmp_path, latency_s=0.02) as talk:
+        members = talk.swarm.backbone.members
+        found_at: list[int] = []
+
+        def note(count: int) -> None:
+            if is_found(talk) and not found_at:
+                found_at.append(count)
+
+        async def come() -> None:
+            await trio.sleep(0.5)
+            await talk.swarm.join(ALL_BYTES, handlers=MeddledHandlers(Experts, stranger.meddle), wait=False)
+
+        talk.swarm.nursery.start_soon(come)
+        answer, _ = await talk.ask(0, note, n_tokens=60)
+        assert found_at, "it came while the answer ran"
+        (liar,) = (worker for worker in members.workers if worker.standing is Standing.QUARANTINED)
+        assert liar.tally.pairs == 0
+        next_prompt = [*PROMPTS[0], *answer, 1, 2, 3]
+        _, done = await greedy(talk.swarm, next_prompt)
+        assert done.cached_tokens >= len(next_prompt) - 4, (
+            "all but the answer's last token, which was not run"
+        )
+
+
+async def test_who_was_asked_and_never_answered_spoils_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_conversation(tiny_model, tmp_path) as talk:
+        talk.liar.spoils = "time"
+        _, done = await talk.ask(0)
+        (asked,) = done.account.workers.values()
+        assert asked.late
+        assert done.account.helpers == []
+        talk.liar.spoils = "all"
+        await talk.swarm.until(partial(is_found, talk))
+        _, done = await talk.ask(0)
+        assert done.cached_tokens > 0
 
 
 async def test_a_liar_found_by_the_probe_after_reconnecting_betrayed(
