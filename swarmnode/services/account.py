@@ -7,7 +7,7 @@ by pairs; waits are everyone's, because all rows of a step wait for the last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,11 @@ class Account:
     def worker(self, name: str) -> WorkerShare:
         """The entry of one worker, made when it is new."""
         return self.workers.setdefault(name, WorkerShare())
+
+    def copy(self) -> Account:
+        """As it is now: the answer runs ahead of whoever listens, and its account goes on."""
+        workers = {name: replace(share) for name, share in self.workers.items()}
+        return replace(self, workers=workers)
 
     @property
     def helpers(self) -> list[str]:

@@ -40,7 +40,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One new token: its id, the text that became complete with it, and the account so far."""
+    """One new token: its id, the text that became complete with it, and the account up to the step that it came of."""
 
     token: int
     text: str
@@ -114,7 +114,7 @@ class Generation:
                 break
             new_tokens += 1
             self._drafts.add(token)
-            if not await self._tell(TokenEvent(token, decoder.push(token), self._account)):
+            if not await self._tell(TokenEvent(token, decoder.push(token), self._account.copy())):
                 return
             if not ahead and new_tokens < request.max_tokens:
                 ahead.extend(await self._next(token, request.max_tokens - new_tokens))

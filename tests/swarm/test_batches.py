@@ -205,6 +205,20 @@ async def test_sixteen_sessions_of_which_some_read_slowly(
     assert max(quick) < 1.0
 
 
+async def test_what_a_token_tells_of_the_account_ends_with_its_step(tiny_model: Path, tmp_path: Path) -> None:
+    """The answer is up to 16 tokens ahead of whoever reads it."""
+    async with watched(tiny_model, tmp_path, 1, n_workers=1) as (swarm, _):
+        job = GenerateRequest(PROMPTS[1], N_TOKENS, SamplingParams(temperature=0.0))
+        accounts: list[Account] = []
+        async with aclosing(swarm.backbone.engine.generate(job)) as events:
+            async for event in events:
+                await trio.sleep(1.0)
+                accounts.append(event.account)
+    assert [account.layers for account in accounts] == [4 * min(n, N_TOKENS) for n in range(1, N_TOKENS + 2)]
+    requests = [sum(share.requests for share in account.workers.values()) for account in accounts]
+    assert requests[:-1] == sorted(set(requests)), "workers' entries are of that step, too"
+
+
 async def test_an_unknown_token_id_is_refused_before_it_shares_a_step(
     tiny_model: Path, tmp_path: Path
 ) -> None:
