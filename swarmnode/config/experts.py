@@ -70,7 +70,7 @@ class DispatchConfig:
     # Whether a row is sent at all (schedule/sending.py, docs/decisions/0030)
     send: Literal["auto", "always"] = "always"
     """`always`: whatever a worker owns; `auto`: what is expected to finish sooner there. The command line's default is
-    `auto`; whoever wants to see workers work (tests, the demo, the benchmarks) does not have to say so."""
+    `always`, too, until what decision 0030 says is missing has been mended."""
     local_budget_bytes: int | None = None
     """Routed experts of the mapped file that count as in memory; None: as many as are used."""
     pair_s: float = 1.5e-4

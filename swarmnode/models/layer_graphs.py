@@ -21,6 +21,7 @@ from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
 from swarmnode.compute.tensors import Tensor
 from swarmnode.models.architecture import build_layer
 from swarmnode.models.base import Callback
+from swarmnode.models.blocks.attention import QUERIES_AT_ONCE
 from swarmnode.models.graph_sources import GraphSources
 from swarmnode.models.layer_builder import LayerBuilder
 
@@ -34,6 +35,8 @@ _SQUARES = "squares"
 _MAX_NODES = 224
 _MAX_EXPERT_NODES = 32
 _MAX_TRACED_NODES = 512
+_NODES_A_PIECE = 5
+"""... and in attention, for each piece of QUERIES_AT_ONCE tokens: views of them and their mask, and joining them."""
 _KEPT_PASSES = 2
 """Passes of which a slot keeps the graphs, wherever they were cut: cuts move whenever a worker comes or goes, and old
 graphs, 100 KB a layer, must not pile up."""
@@ -174,6 +177,7 @@ class LayerGraphs:
         n_layer, cut = self._sources.hparams.n_layer, first + len(whole)
         max_nodes = _MAX_TRACED_NODES if self.traces else _MAX_NODES
         max_nodes += len(whole) * (_MAX_NODES + _MAX_EXPERT_NODES + 3 * self._sources.hparams.n_expert_used)
+        max_nodes += (len(whole) + 1) * _NODES_A_PIECE * -(-n_tokens // QUERIES_AT_ONCE)
         g = GraphBuilder(self._sources.device, max_nodes)
         kv_inputs: dict[str, Tensor] = {}
         traced: list[tuple[str, str, int]] = []

@@ -119,7 +119,9 @@ class Seat:
 
 
 class Batcher:
-    """Forms steps. Its methods are synchronous but for `run_rows`: the state never changes during a wait."""
+    """Forms steps. Whatever changes its state is synchronous, so nobody ever sees it half changed; during the waits of
+    `run_rows` it changes all the time.
+    """
 
     def __init__(self, passes: PassRunner, start: Start, config: EngineConfig, max_rows: int) -> None:
         """`start` runs steps; a step has at most `max_rows` rows."""

@@ -58,6 +58,17 @@ def test_any_cut_gives_the_same_bits(tmp_path: Path, name: str) -> None:
             assert np.array_equal(in_cuts(local, cuts), one_by_one), cuts
 
 
+def test_a_chunk_of_any_size_gives_the_same_bits(tmp_path: Path) -> None:
+    """A graph has room for as many pieces of a chunk as attention makes (ModelsConfig.n_ubatch)."""
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, SMALL)
+    tokens, found = (TOKENS * 4)[:2048], []
+    for n_ubatch in (512, 2048):
+        with open_local(path, n_ctx=2048, n_ubatch=n_ubatch) as local:
+            found.append(local.run(tokens))
+    assert np.array_equal(found[0], found[1])
+
+
 @pytest.mark.parametrize("n_threads", [2, 3])
 def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path, n_threads: int) -> None:
     path = tmp_path / "tiny.gguf"

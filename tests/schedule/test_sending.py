@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +18,7 @@ from swarmnode.schedule.dispatch import DispatchPlan, Routing, build_routing
 from swarmnode.schedule.residents import Residents
 from swarmnode.schedule.sending import SendAuto, _row_ways, _ways, send_always
 from swarmnode.schedule.view import SwarmView, WorkerView
+from tests.calls import count_calls
 
 N_EXPERT, K, N_LAYER, SIZE = 16, 4, 4, 6_000_000
 NODES = [NodeKey.from_seed(bytes([number] * 32)).node_id for number in range(3)]
@@ -266,13 +266,9 @@ def test_an_expert_with_one_holder_has_no_second() -> None:
     assert routing_of({0}, {1}).seconds == {}
 
 
-def test_deciding_takes_microseconds() -> None:
-    """A bound that a loaded machine keeps, too: 20 us are wanted, about that was measured (docs/decisions/0030)."""
+def test_deciding_takes_few_calls() -> None:
+    """They take about 20 us (docs/decisions/0030): what numpy does in them is nothing for a row's few pairs."""
     bench = Bench(replace(NO_EXPLORING)).learn(workers_s=(0.01, 0.01)).warm(*range(N_EXPERT))
     planner = bench.policy.begin(1)
-    least_s = float("inf")
-    for _ in range(300):
-        started_s = time.perf_counter()
-        planner.plan(EVEN_ODD, 1, ROW)
-        least_s = min(least_s, time.perf_counter() - started_s)
-    assert least_s < 200e-6
+    n_calls = count_calls(lambda: planner.plan(EVEN_ODD, 1, ROW))
+    assert n_calls < 150

@@ -81,7 +81,7 @@ async def test_each_answer_is_what_it_is_alone(
     """cases.md 15."""
     async with watched(tiny_model, tmp_path, n_sequences) as (swarm, widths):
         assert await answers(swarm, PROMPTS[:n_sequences]) == alone[:n_sequences]
-    assert max(widths) > n_sequences / 3, "they hardly shared any steps"
+    assert max(widths) >= max(2, n_sequences / 3), "they hardly shared any steps"
 
 
 async def test_with_workers_far_away_steps_take_turns(

@@ -242,6 +242,7 @@ async def test_an_end_within_a_draft(
         guess_from(plain, monkeypatch)
         guessed = await ask(swarm, prompt, sampled, n=30, stop_ids={end})
         assert guessed.tokens == plain[:n_kept]
+        assert guessed.drafted > 0 or n_kept < 2, "none where the end is the first guess"
         assert guessed.done.finish_reason == "stop"
         held = [slot.tokens.array.tolist() for slot in engine._prefixes._slots]
         assert [*prompt, *plain[:n_kept]] in held
@@ -254,9 +255,11 @@ async def test_the_end_of_the_context_within_a_draft(
     found = []
     for speculate in ("never", "always"):
         async with open_speculating(tiny_model, tmp_path / speculate, speculate) as swarm:
-            found.append((await ask(swarm, prompt, n=12)).tokens)
-            guess_from(found[0], monkeypatch)
-    assert found[0] == found[1]
+            found.append(await ask(swarm, prompt, n=12))
+            guess_from(found[0].tokens, monkeypatch)
+    plain, guessed = found
+    assert guessed.tokens == plain.tokens
+    assert guessed.drafted > 0
 
 
 async def test_the_next_turn_goes_on_where_the_slot_stands(
@@ -267,6 +270,7 @@ async def test_the_next_turn_goes_on_where_the_slot_stands(
     for speculate in ("never", "always"):
         async with open_speculating(tiny_model, tmp_path / speculate, speculate, n_workers=1) as swarm:
             one = await ask(swarm, prompt)
+            assert (one.drafted > 0) is (speculate == "always")
             second = [*prompt, *one.tokens, 1, 2, 3]
             two = await ask(swarm, second)
             edited = await ask(swarm, [*prompt, *one.tokens, 4, 5])
@@ -291,6 +295,7 @@ async def test_cancelled_in_the_middle_it_leaves_the_prompt(
         assert swarm.backbone.engine.n_free == 2
         again = await ask(swarm, prompt)
     assert again.tokens == plain.tokens
+    assert again.drafted > 0
     assert again.done.cached_tokens > 0
 
 
@@ -305,6 +310,7 @@ async def test_a_worker_killed_between_two_drafts(
         worker = await swarm.join(ALL_BYTES)
         guessed = await ask(swarm, prompt, on_token=lambda n: worker.kill() if n == 8 else None)
     assert guessed.tokens == plain.tokens
+    assert guessed.drafted > 0
     assert 0 < guessed.done.account.remote < guessed.done.account.pairs
 
 
