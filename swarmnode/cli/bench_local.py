@@ -20,7 +20,7 @@ from swarmnode.services.account import Account
 from swarmnode.services.engine import Engine
 from swarmnode.services.members import Members
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
-from swarmnode.services.runners import ComputeGate
+from swarmnode.services.runners import ComputeGate, Threads
 from swarmnode.weights.index import ModelIndex
 
 
@@ -99,6 +99,7 @@ async def open_bench(
         remote,
         n_slots=model.n_slots,
         chunk_tokens=config.models.n_ubatch,
+        threads=Threads(),
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(alone.run)

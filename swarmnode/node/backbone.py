@@ -124,6 +124,7 @@ def assemble_backbone(
         config=config.engine,
         demand=demand,
         residents=residents,
+        threads=threads,
     )
     seeder = Seeder(index, manifest, members, threads, prober.watch, config.dispatch, trio.current_time)
     state = SwarmState(manifest, members, options.form, config.dispatch)

@@ -112,10 +112,7 @@ class TextIndex:
 
 
 class Drafts:
-    """The guesses of one answer: as long as they are right, and fewer and fewer where they are not.
-
-    Nothing is indexed before the first guess is wanted.
-    """
+    """The guesses of one answer: as long as they are right, and fewer and fewer where they are not."""
 
     def __init__(self, prompt: npt.NDArray[np.int32], config: EngineConfig) -> None:
         """`prompt`: i32 [n]."""
@@ -130,6 +127,17 @@ class Drafts:
         self._pause = 0
         """Tokens until the next guess."""
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether `index` has ended."""
+        return self._index is not None
+
+    def index(self) -> None:
+        """Look through the prompt, before the first guess is wanted. Up to 79 ms (decision 0031), so on any thread, but
+        nothing else may be called meanwhile.
+        """
+        self._index = TextIndex(self._prompt, self._config)
+
     def add(self, token: int) -> None:
         """The answer's next token."""
         self._new.append(token)
@@ -140,7 +148,8 @@ class Drafts:
             self._pause -= 1
             return []
         if self._index is None:
-            self._index = TextIndex(self._prompt, self._config)
+            self.index()
+        assert self._index is not None
         for token in self._new:
             self._index.add(token)
         self._new.clear()

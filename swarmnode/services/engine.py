@@ -31,7 +31,7 @@ from swarmnode.services.passes import F32, Passes, Rows
 from swarmnode.services.prefix_cache import PrefixCache, Tokens
 from swarmnode.services.remote_experts import RemoteExperts
 from swarmnode.services.resident_experts import ResidentExperts
-from swarmnode.services.runners import Runner
+from swarmnode.services.runners import Inline, Runner
 
 __all__ = ["DoneEvent", "Engine", "GenerateRequest", "TokenEvent"]
 
@@ -94,7 +94,9 @@ class Engine:
         demand: DemandWatch | None = None,
         config: EngineConfig | None = None,
         residents: ResidentExperts | None = None,
+        threads: Runner | None = None,
     ) -> None:
+        """`threads`: for what takes long and is not ggml's; None: right here."""
         config = config or EngineConfig()
         self.model = model
         self.tokenizer = tokenizer
@@ -104,7 +106,9 @@ class Engine:
         self._free = set(range(n_slots))
         self._turns = trio.Semaphore(n_slots)
         members.on_betrayal = self._doubt
-        self._parts = Parts(model, tokenizer, compute, self._prefixes, config, chunk_tokens)
+        self._parts = Parts(
+            model, tokenizer, compute, self._prefixes, config, chunk_tokens, threads or Inline()
+        )
         self.passes = Passes(model, bank, compute, members, remote, demand, residents)
         self.batcher = Batcher(self.passes, self._tasks.start, config, chunk_tokens)
 
@@ -124,9 +128,6 @@ class Engine:
             await self._tasks.run(task_status=task_status)
         finally:
             self.batcher.stop()
-            for asked in self._asked:  # whose tasks did not begin
-                asked.end(EngineStoppedError())
-            self._asked.clear()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | DoneEvent]:
         """Generate token by token; the last event is a DoneEvent.

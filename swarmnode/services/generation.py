@@ -77,6 +77,7 @@ class Parts:
     prefixes: PrefixCache
     config: EngineConfig
     chunk_tokens: int
+    threads: Runner
 
 
 class Generation:
@@ -126,7 +127,7 @@ class Generation:
         draft: list[int] = []
         if n_most > 1 and self._seat.wants_drafts:
             n_most = min(n_most, self._parts.chunk_tokens)
-            draft = self._drafts.propose(n_most - 1, self._request.stop_ids)
+            draft = await self._guess(n_most - 1)
         if not draft:
             return [await self._go_on([token], self._sampler.sample_last)]
         prefixes, slot = self._parts.prefixes, self._slot
@@ -141,6 +142,13 @@ class Generation:
             self._account.accepted_tokens += len(found) - 1
             self._drafts.judge(n_tried, len(found) - 1)
         return found
+
+    async def _guess(self, n_most: int) -> list[int]:
+        """Up to so many tokens that may follow."""
+        if not self._drafts.is_indexed:
+            with self._seat.away():
+                await self._parts.threads.run(self._drafts.index)
+        return self._drafts.propose(n_most, self._request.stop_ids)
 
     def _take_draft(self, draft: Sequence[int], logits: F32) -> tuple[list[int], int]:
         """On the compute thread: the tokens that follow, and how many guesses were tried out, of which steps may leave

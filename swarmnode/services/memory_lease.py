@@ -34,8 +34,9 @@ def lease_folder() -> Path:
 def memory_lease(folder: Path, device: str, n_bytes: int, total_bytes: int) -> Iterator[None]:
     """Hold `n_bytes` of a device that has `total_bytes` (0: unknown, nothing is checked).
 
-    Blocks for an instant. Raises BudgetError if leases of other processes leave less than that (what one process alone
-    may ask for is for others to say). A folder that cannot be used costs a warning: the account is a help.
+    Blocks, up to a second where other processes look as well: enter it before anything is served. Raises BudgetError if
+    leases of other processes leave less than that (what one process alone may ask for is for others to say). A folder
+    that cannot be used costs a warning: the account is a help.
     """
     taken: tuple[int, Path] | None = None
     try:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from swarmnode.weights.catalog import bundled_model
 from tests.swarm.conftest import ALL_BYTES
 
 GREEDY = SamplingParams(temperature=0.0)
+T = TypeVar("T")
 N_NEW = 24
 BUNDLED_BYTES = 64 * 127_488
 BEGINNINGS = (
@@ -312,6 +314,39 @@ async def test_a_worker_killed_between_two_drafts(
     assert guessed.tokens == plain.tokens
     assert guessed.drafted > 0
     assert 0 < guessed.done.account.remote < guessed.done.account.pairs
+
+
+class SlowAtFirst:
+    """A runner whose first function takes ten seconds."""
+
+    def __init__(self) -> None:
+        self.n_run = 0
+
+    async def run(self, function: Callable[[], T]) -> T:
+        self.n_run += 1
+        await trio.sleep(10.0 if self.n_run == 1 else 0.0)
+        return function()
+
+
+async def test_nobody_waits_while_the_prompt_of_another_is_indexed(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_speculating(tiny_model, tmp_path, "never") as swarm:
+        engine, texts = swarm.backbone.engine, prompts(2)
+        plain = [(await ask(swarm, text)).tokens for text in texts]
+        engine.batcher.speculate = "always"
+        threads = SlowAtFirst()
+        engine._parts = replace(engine._parts, threads=threads)
+        took_s: list[float] = []
+        started_s = trio.current_time()
+
+        async def answer(number: int) -> None:
+            assert (await ask(swarm, texts[number])).tokens == plain[number]
+            took_s.append(trio.current_time() - started_s)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(answer, number)
+    assert threads.n_run == 2, "once an answer"
+    assert took_s[0] < 1.0 < 10.0 <= took_s[1]
 
 
 # -- when
