@@ -1,21 +1,26 @@
 """Choosing the next token from logits: greedy, or temperature with top-k, top-p and min-p.
 
-Filters run in llama.cpp's default order: top-k, top-p and min-p on the untempered distribution,
-temperature last.
+Penalties come first. Filters run in llama.cpp's default order: top-k, top-p and min-p on the untempered distribution,
+temperature last. A sampler knows what it has chosen, so guessed tokens that a pass tries out (services/drafts) are
+judged by the same penalised and constrained distributions as tokens of passes of their own.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from swarmnode.errors import NotFiniteError, UsageError
+from swarmnode.models.logprobs import TokenLogprobs, logprobs_of, most_probable
 
 _MAX_SEED = 2**64
 _MAX_TEMPERATURE = 100.0
+_MAX_PENALTY = 2.0
 _MIN_TEMPERATURE = 1e-5
 """Below it the most probable token is taken: logits that differ by 1e-3 then differ by 100 in the exponent,
 and dividing by much smaller numbers ends in infinities."""
@@ -35,11 +40,17 @@ class SamplingParams:
     """Drop tokens less probable than this share of the most probable one; 0 drops none."""
     seed: int | None = None
     """The same seed gives the same tokens for the same logits; None draws one from the system."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens that the answer has already."""
+    frequency_penalty: float = 0.0
+    """... and this, times how often it has them."""
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, _MAX_TEMPERATURE)
         _check_number("top_p", self.top_p, 0.0, 1.0)
         _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -_MAX_PENALTY, _MAX_PENALTY)
+        _check_number("frequency_penalty", self.frequency_penalty, -_MAX_PENALTY, _MAX_PENALTY)
         _check_integer("top_k", self.top_k, 0, 2**31)
         if self.top_p == 0.0:
             raise UsageError("top_p = 0 keeps no token; use temperature 0 for the most probable one")
@@ -47,35 +58,89 @@ class SamplingParams:
             _check_integer("seed", self.seed, -_MAX_SEED // 2, _MAX_SEED)
 
 
-class Sampler:
-    """Draws tokens for one sequence; holds the random state, so one sampler a sequence."""
+class Constraint(Protocol):
+    """What an answer must look like, token by token."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def allowed(self) -> npt.NDArray[np.intp] | None:
+        """Ids that may come next, rising, at least one; None: all."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with this one, which was allowed."""
+        ...
+
+
+class Sampler:
+    """Draws tokens for one sequence; holds the random state and what it chose, so one sampler a sequence."""
+
+    def __init__(
+        self, params: SamplingParams, *, n_logprobs: int | None = None, constraint: Constraint | None = None
+    ) -> None:
+        """`n_logprobs`: report each token's logprob, and those of so many others; None: nothing."""
         self.params = params
         self._rng = np.random.default_rng(None if params.seed is None else params.seed % _MAX_SEED)
+        self._n_logprobs = n_logprobs
+        self._constraint = constraint
+        self._is_penalised = bool(params.presence_penalty or params.frequency_penalty)
+        self._counts: Counter[int] = Counter()
+        self._reports: deque[TokenLogprobs] = deque()
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
-        """Return a token id. logits: f32 [n_vocab]. Raises NotFiniteError for NaN or no finite maximum."""
+        """Return a token id, which counts as the answer's next. logits: f32 [n_vocab]. Raises NotFiniteError for NaN or
+        no finite maximum.
+        """
         best = int(np.argmax(logits))  # NaN counts as the maximum, so that it is found here
         if not math.isfinite(logits[best]):
             raise NotFiniteError(f"the logits are not finite (token {best}: {logits[best]})")
-        if self.params.temperature < _MIN_TEMPERATURE:
-            return best
-        ids, probabilities = self.distribution(logits)
-        cumulated = np.cumsum(probabilities)
-        drawn = np.searchsorted(cumulated, self._rng.random() * cumulated[-1], side="right")
-        return int(ids[min(int(drawn), len(ids) - 1)])
+        token = self._choose(logits)
+        if self._is_penalised:
+            self._counts[token] += 1
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        if self._n_logprobs is not None:
+            self._reports.append(logprobs_of(logits, token, self._n_logprobs))
+        return token
 
     def sample_last(self, logits: npt.NDArray[np.float32]) -> int:
         """`sample` from the last row of logits f32 [T, n_vocab]."""
         return self.sample(logits[-1])
+
+    def next_report(self) -> TokenLogprobs | None:
+        """Of the tokens chosen, in order, one a call; None if nothing is reported."""
+        return self._reports.popleft() if self._reports else None
+
+    def _choose(self, logits: npt.NDArray[np.float32]) -> int:
+        if self._counts:
+            logits = self._penalised(logits)
+        allowed = None if self._constraint is None else self._constraint.allowed()
+        if allowed is None:
+            return self._draw(logits)
+        return int(allowed[self._draw(logits[allowed])])
+
+    def _penalised(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """OpenAI's rule, over the answer so far (the prompt does not count)."""
+        params = self.params
+        ids = np.fromiter(self._counts.keys(), np.intp, len(self._counts))
+        counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
+        penalised = logits.copy()
+        penalised[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
+        return penalised
+
+    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
+        """A place in logits f32 [n]."""
+        if self.params.temperature < _MIN_TEMPERATURE:
+            return int(np.argmax(logits))
+        ids, probabilities = self.distribution(logits)
+        cumulated = np.cumsum(probabilities)
+        drawn = np.searchsorted(cumulated, self._rng.random() * cumulated[-1], side="right")
+        return int(ids[min(int(drawn), len(ids) - 1)])
 
     def distribution(
         self, logits: npt.NDArray[np.float32]
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
         """Return the kept token ids, most probable first, and their probabilities (sum 1); not for greedy."""
         params = self.params
-        ids = _most_probable(logits, params.top_k)
+        ids = most_probable(logits, params.top_k)
         scores = logits[ids].astype(np.float64)
         probabilities = _softmax(scores)
         keep = len(ids)
@@ -84,15 +149,6 @@ class Sampler:
         if params.min_p > 0.0:
             keep = min(keep, max(1, int(np.sum(probabilities >= params.min_p * probabilities[0]))))
         return ids[:keep], _softmax(scores[:keep] / max(params.temperature, _MIN_TEMPERATURE))
-
-
-def _most_probable(logits: npt.NDArray[np.float32], top_k: int) -> npt.NDArray[np.intp]:
-    """Ids by falling logit, all or the first `top_k`; equal logits by rising id, so that runs repeat."""
-    if 0 < top_k < len(logits):
-        threshold = np.partition(logits, len(logits) - top_k)[len(logits) - top_k]
-        candidates = np.flatnonzero(logits >= threshold)
-        return candidates[np.argsort(-logits[candidates], kind="stable")][:top_k]
-    return np.argsort(-logits, kind="stable")
 
 
 def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -18,7 +18,8 @@ import trio
 
 from swarmnode.config import EngineConfig
 from swarmnode.models.base import Checkpoint, Model
-from swarmnode.models.sampling import Sampler, SamplingParams
+from swarmnode.models.logprobs import TokenLogprobs
+from swarmnode.models.sampling import Constraint, Sampler, SamplingParams
 from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
 from swarmnode.services.account import Account
 from swarmnode.services.batcher import Seat
@@ -36,6 +37,12 @@ class GenerateRequest:
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
+    n_logprobs: int | None = None
+    """Tell each token's logprob, and those of so many of the best; None: no logprobs."""
+    constraint: Constraint | None = None
+    """What the answer must look like. It belongs to this one request."""
+    ends: Callable[[str], bool] | None = None
+    """Told the answer's text, piece by piece; true: this piece is the last."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,12 @@ class TokenEvent:
     token: int
     text: str
     account: Account
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
 class DoneEvent:
-    """The end: `finish_reason` is "stop" (an end token) or "length" (max_tokens or context)."""
+    """The end: `finish_reason` is "stop" (an end token, or `ends`) or "length" (max_tokens or context)."""
 
     finish_reason: str
     text: str
@@ -98,7 +106,9 @@ class Generation:
         self._seat = seat
         self._send = send
         self._account = Account()
-        self._sampler = Sampler(request.sampling)
+        self._sampler = Sampler(
+            request.sampling, n_logprobs=request.n_logprobs, constraint=request.constraint
+        )
         self._drafts = Drafts(self._tokens, parts.config)
 
     async def run(self) -> None:
@@ -115,8 +125,13 @@ class Generation:
                 break
             new_tokens += 1
             self._drafts.add(token)
-            if not await self._tell(TokenEvent(token, decoder.push(token), self._account.copy())):
+            text = decoder.push(token)
+            account = self._account.copy()
+            if not await self._tell(TokenEvent(token, text, account, self._sampler.next_report())):
                 return
+            if request.ends is not None and request.ends(text):
+                reason = "stop"
+                break
             if not ahead and new_tokens < request.max_tokens:
                 ahead.extend(await self._next(token, request.max_tokens - new_tokens))
         n_prompt = len(self._tokens)

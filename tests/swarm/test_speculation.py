@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from swarmnode.config import Config, EngineConfig, Speculate
+from swarmnode.models.logprobs import TokenLogprobs
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.services.drafts import Drafts
 from swarmnode.services.engine import DoneEvent, GenerateRequest, TokenEvent
@@ -57,6 +58,7 @@ def prompts(n: int) -> list[list[int]]:
 class Answer:
     tokens: list[int]
     done: DoneEvent
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
     @property
     def drafted(self) -> int:
@@ -77,16 +79,18 @@ async def ask(
     on_token: Callable[[int], None] | None = None,
 ) -> Answer:
     tokens: list[int] = []
-    request = GenerateRequest(prompt, n, params, frozenset(stop_ids))
+    logprobs: list[TokenLogprobs | None] = []
+    request = GenerateRequest(prompt, n, params, frozenset(stop_ids), n_logprobs=2)
     async with aclosing(swarm.backbone.engine.generate(request)) as events:
         async for event in events:
             if isinstance(event, TokenEvent):
                 tokens.append(event.token)
+                logprobs.append(event.logprobs)
                 if on_token is not None:
                     on_token(len(tokens))
     assert isinstance(event, DoneEvent)
     assert event.new_tokens == len(tokens)
-    return Answer(tokens, event)
+    return Answer(tokens, event, logprobs)
 
 
 @asynccontextmanager
@@ -133,6 +137,8 @@ PARAMS = [
     GREEDY,
     SamplingParams(temperature=0.7, seed=2),
     SamplingParams(temperature=1.0, top_k=5, top_p=0.8, seed=3),
+    SamplingParams(temperature=0.0, presence_penalty=0.6, frequency_penalty=0.3),
+    SamplingParams(temperature=0.7, presence_penalty=0.2, frequency_penalty=0.4, seed=4),
 ]
 FORMS = {"experts": EXACT, "partial": WireForm(), "q8": WireForm(encoding="q8")}
 
@@ -147,6 +153,12 @@ async def test_answers_are_those_without_guesses(tmp_path: Path, form: str, toge
         swarm.backbone.engine.batcher.speculate = "always"
         always = await answers_of(swarm, together)
     assert [a.tokens for a in always] == [a.tokens for a in never]
+    assert [a.logprobs for a in always] == [a.logprobs for a in never]
+    assert all(
+        report and report.token == token
+        for a in always
+        for report, token in zip(a.logprobs, a.tokens, strict=True)
+    )
     assert sum(a.drafted for a in never) == 0
     assert 0 < sum(a.accepted for a in always) < sum(a.drafted for a in always)
     assert sum(a.done.account.remote for a in always) > 0
@@ -169,7 +181,7 @@ def guess_from(answer: Sequence[int], monkeypatch: pytest.MonkeyPatch, wrong: fl
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.1, 0.4, 1.0])
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.8, seed=5)])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.8, seed=5), *PARAMS[-2:]])
 async def test_any_guesses_give_the_same_answer(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float, params: SamplingParams
 ) -> None:
