@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from swarmnode.api.openai import error_object
+from swarmnode.api.forms import error_object
 from swarmnode.errors import ContextFullError, SwarmError, UsageError, first_error
 
 log = logging.getLogger(__name__)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,12 +14,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from swarmnode.api.answer_text import Reading
+from swarmnode.api.answering import Answering, Piece, jobs_for
 from swarmnode.api.answers import (
     CLIENT_GONE,
-    explain,
     failure,
     on_crash,
     on_gone,
@@ -29,21 +28,21 @@ from swarmnode.api.answers import (
     refusal,
 )
 from swarmnode.api.body import read_body
+from swarmnode.api.event_stream import EventStream, Tell, end_when_gone
+from swarmnode.api.forms import Choice, ResponseForm, swarm_headers, usage_of
 from swarmnode.api.guard import LoopbackGuard
 from swarmnode.api.node_routes import NodeApi, node_routes
 from swarmnode.api.openai import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
-    ResponseForm,
     parse_chat_untrusted,
     parse_completion_untrusted,
-    usage_of,
 )
 from swarmnode.api.prompts import Prompts, parse_body_untrusted
 from swarmnode.config import ApiConfig
 from swarmnode.errors import SwarmError
 from swarmnode.models.chat import ChatTemplate
-from swarmnode.services.engine import DoneEvent, Engine, GenerateRequest, TokenEvent
+from swarmnode.services.engine import Engine, GenerateRequest
 from swarmnode.services.runners import Runner, Threads
 
 MAX_BODY_BYTES = 8 << 20
@@ -74,6 +73,8 @@ def build_app(served: Served) -> Starlette:
         routes=[
             Route("/health", routes.health),
             Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.model),
+            Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/api/swarm", routes.swarm),
@@ -97,9 +98,20 @@ class _Routes:
         return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
-        name = self._served.model_name
-        entry = {"id": name, "object": "model", "created": self._served.started_s, "owned_by": "swarmnode"}
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse({"object": "list", "data": [self._model_entry()]})
+
+    async def model(self, request: Request) -> Response:
+        if request.path_params["name"] != self._served.model_name:
+            return self._no_model(request.path_params["name"])
+        return JSONResponse(self._model_entry())
+
+    async def embeddings(self, request: Request) -> Response:
+        return refusal(
+            400,
+            f"embeddings are not served: {self._served.model_name} writes text; use POST /v1/chat/completions or "
+            "/v1/completions, and a server with an embedding model for embeddings",
+            code="unsupported",
+        )
 
     async def swarm(self, request: Request) -> Response:
         return JSONResponse(self._served.swarm_state())
@@ -117,13 +129,10 @@ class _Routes:
                 partial(parse_body_untrusted, await read_body(request, MAX_BODY_BYTES), parse)
             )
             if asked.model not in (None, served.model_name):
-                message = (
-                    f"there is no model {asked.model!r} here; this backbone serves {served.model_name!r}"
-                )
-                return refusal(404, message, code="model_not_found")
-            if served.engine.n_waiting + self._n_preparing >= served.config.max_waiting:
+                return self._no_model(str(asked.model))
+            if served.engine.n_waiting + self._n_preparing + asked.n > served.config.max_waiting:
                 return self._busy()
-            job = await self._prepare(asked)
+            answering = await self._prepare(asked)
         except SwarmError as error:
             return failure(error)
         form = ResponseForm(
@@ -131,12 +140,34 @@ class _Routes:
             served.model_name,
             int(time.time()),
             chat,
+            served.engine.tokenizer,
+            asked.stream and asked.include_usage,
         )
-        if asked.stream:
-            return StreamingResponse(
-                self._stream(job, form, asked.include_usage), media_type="text/event-stream"
-            )
-        return await self._whole(request, job, form)
+        if not asked.stream:
+            return await self._whole(request, answering, form)
+        return EventStream(
+            partial(_stream, answering, form),
+            lambda: swarm_headers(answering.account),
+            head_wait_s=served.config.head_wait_s,
+            stalled_s=self._stalled_s,
+        )
+
+    def _stalled_s(self) -> float:
+        config = self._served.config
+        return config.crowded_stalled_s if self._served.engine.n_waiting else config.stalled_s
+
+    def _model_entry(self) -> dict[str, Any]:
+        served = self._served
+        return {
+            "id": served.model_name,
+            "object": "model",
+            "created": served.started_s,
+            "owned_by": "swarmnode",
+        }
+
+    def _no_model(self, name: str) -> Response:
+        message = f"there is no model {name!r} here; this backbone serves {self._served.model_name!r}"
+        return refusal(404, message, code="model_not_found")
 
     def _busy(self) -> Response:
         config = self._served.config
@@ -144,73 +175,84 @@ class _Routes:
         headers = {"Retry-After": str(config.retry_after_s)}
         return refusal(429, message, "rate_limit_error", "rate_limit_exceeded", headers)
 
-    async def _prepare(self, asked: CompletionRequest) -> GenerateRequest:
+    async def _prepare(self, asked: CompletionRequest) -> Answering:
         """Raises UsageError or ContextFullError for what cannot be generated."""
         engine = self._served.engine
-        self._n_preparing += 1
+        self._n_preparing += asked.n
         try:
-            tokens = await self._served.threads.run(partial(self._prompts.tokens, asked))
+            prompt = await self._served.threads.run(partial(self._prompts.prompt, asked))
         finally:
-            self._n_preparing -= 1
-        room = max(1, engine.model.n_ctx - len(tokens))
-        max_tokens = asked.max_tokens or min(DEFAULT_MAX_TOKENS, room)
-        job = GenerateRequest(tokens, max_tokens, asked.sampling, engine.tokenizer.end_ids)
+            self._n_preparing -= asked.n
+        room = max(1, engine.model.n_ctx - len(prompt.tokens))
+        job = GenerateRequest(
+            prompt.tokens,
+            asked.max_tokens or min(DEFAULT_MAX_TOKENS, room),
+            asked.sampling,
+            engine.tokenizer.end_ids,
+            asked.n_logprobs,
+        )
         engine.check(job)
-        return job
+        use = asked.tool_use
+        reading = Reading(
+            chat=asked.prompt is None,
+            stops=asked.stops,
+            is_thinking=prompt.is_thinking,
+            tools=use.parameters if use.tools else None,
+            one_call=bool(use.tools) and not use.parallel,
+        )
+        return Answering(engine, jobs_for(job, asked.n, reading), reading)
 
-    async def _whole(self, request: Request, job: GenerateRequest, form: ResponseForm) -> Response:
-        """The answer in one piece. A client that goes away meanwhile ends the generation."""
+    async def _whole(self, request: Request, answering: Answering, form: ResponseForm) -> Response:
+        """All answers in one piece. A client that goes away meanwhile ends the generation."""
         answer = Response(status_code=CLIENT_GONE)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_when_gone, request, nursery.cancel_scope)
-            answer = await self._collect(job, form)
+            nursery.start_soon(end_when_gone, request.receive, nursery.cancel_scope)
+            answer = await _collect(answering, form)
             nursery.cancel_scope.cancel()
         return answer
 
-    async def _collect(self, job: GenerateRequest, form: ResponseForm) -> Response:
-        text = ""
-        try:
-            async with aclosing(self._served.engine.generate(job)) as events:
-                async for event in events:
-                    text += event.text
-        except Exception as error:  # whatever it is, the client gets an answer
-            return failure(error)
-        assert isinstance(event, DoneEvent)
-        answer = form.whole(text, event.finish_reason, _usage(event))
-        return JSONResponse(answer | {"swarm": event.account.as_dict()})
 
-    async def _stream(
-        self, job: GenerateRequest, form: ResponseForm, include_usage: bool
-    ) -> AsyncIterator[str]:
-        """Server-sent events: one a token, then (if asked for) usage, or the error; then [DONE]."""
-        first = True
-        try:
-            async with aclosing(self._served.engine.generate(job)) as events:
-                async for event in events:
-                    reason = event.finish_reason if isinstance(event, DoneEvent) else None
-                    piece = form.chunk(event.text, reason, first)
-                    piece["swarm"] = event.account.as_dict()
-                    if isinstance(event, TokenEvent):
-                        piece["token"] = event.token
-                    yield _sse(piece)
-                    first = False
-            assert isinstance(event, DoneEvent)
-            if include_usage:
-                yield _sse(form.usage_chunk(_usage(event)))
-        except Exception as error:  # whatever it is, the stream ends as it should
-            yield _sse(explain(error)[1])
-        yield "data: [DONE]\n\n"
+async def _collect(answering: Answering, form: ResponseForm) -> Response:
+    choices = [Choice() for _ in answering.jobs]
+    notices: list[str] = []
+
+    async def take(piece: Piece) -> None:
+        choice = choices[piece.index]
+        choice.add(piece.delta)
+        if piece.logprobs is not None:
+            choice.logprobs.append(piece.logprobs)
+        choice.finish_reason = piece.finish_reason or choice.finish_reason
+        if piece.notice is not None:
+            notices.append(piece.notice)
+
+    try:
+        await answering.run(take)
+    except Exception as error:  # whatever it is, the client gets an answer
+        return failure(error)
+    account = answering.account
+    answer = form.whole(choices, usage_of(answering.counts, account))
+    told = account.as_dict() | ({"notice": notices[0]} if notices else {})
+    return JSONResponse(answer | {"swarm": told}, headers=swarm_headers(account))
 
 
-async def _cancel_when_gone(request: Request, scope: trio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+async def _stream(answering: Answering, form: ResponseForm, tell: Tell) -> None:
+    """Events: one a token, one at each answer's end, then (if asked for) usage."""
+    begun: set[int] = set()
 
+    async def take(piece: Piece) -> None:
+        event = form.chunk(
+            piece.index,
+            piece.delta,
+            piece.finish_reason,
+            first=piece.index not in begun,
+            logprobs=None if piece.logprobs is None else [piece.logprobs],
+        )
+        begun.add(piece.index)
+        event["swarm"] = piece.account.as_dict() | ({"notice": piece.notice} if piece.notice else {})
+        if piece.token is not None:
+            event["token"] = piece.token
+        await tell(event)
 
-def _usage(event: DoneEvent) -> dict[str, Any]:
-    return usage_of(event.prompt_tokens, event.new_tokens, event.cached_tokens)
-
-
-def _sse(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    await answering.run(take)
+    if form.has_usage:
+        await tell(form.usage_chunk(usage_of(answering.counts, answering.account)))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
+from swarmnode.api import thinking
 from swarmnode.api.openai import CompletionRequest
+from swarmnode.api.tool_prompt import told_in_messages
 from swarmnode.errors import ContextFullError, UsageError
 from swarmnode.models.chat import ChatTemplate
 from swarmnode.models.tokenizer import Tokenizer
@@ -14,6 +17,14 @@ from swarmnode.models.tokenizer import Tokenizer
 NFC_SHRINKS = 3
 """The tokenizer composes characters first (NFC), which makes UTF-8 at most three times shorter: U+0390 in three
 characters of two bytes becomes one (the maximum over all characters; tests/api/test_prompts.py)."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, and whether the answer begins within a thought, because the template has opened one."""
+
+    tokens: Sequence[int]
+    is_thinking: bool = False
 
 
 class Prompts:
@@ -24,20 +35,27 @@ class Prompts:
         self._template = template
         self._n_ctx = n_ctx
 
-    def tokens(self, asked: CompletionRequest) -> list[int]:
-        """Token ids of the prompt, or of the messages through the template.
+    def prompt(self, asked: CompletionRequest) -> Prompt:
+        """The prompt, or the messages (and tools) through the template.
 
         Raises ContextFullError for a text that cannot fit, before it is tokenized, and UsageError for one that the
         template or the tokenizer refuses.
         """
         if asked.prompt is not None:
             self._check_length(asked.prompt)
-            return self._tokenizer.encode(asked.prompt)
+            return Prompt(self._tokenizer.encode(asked.prompt))
         if self._template is None:
             raise UsageError("this model has no chat template; use /v1/completions")
-        text = self._template.render(asked.messages, variables=asked.template_variables)
+        text = self._render(self._template, asked)
         self._check_length(text)
-        return self._tokenizer.encode(text, parse_special=True)
+        is_thinking = text.rstrip().endswith(thinking.OPEN)
+        return Prompt(self._tokenizer.encode(text, parse_special=True), is_thinking)
+
+    def _render(self, template: ChatTemplate, asked: CompletionRequest) -> str:
+        tools = list(asked.tool_use.tools)
+        if "tool" in template.source:
+            return template.render(asked.messages, tools=tools or None, variables=asked.template_variables)
+        return template.render(told_in_messages(asked.messages, tools), variables=asked.template_variables)
 
     @cached_property
     def _max_bytes(self) -> int:

@@ -19,6 +19,16 @@ class ApiConfig:
     """Threads that render and tokenize prompts: one long prompt does not hold up the others."""
     stalled_s: float = 60.0
     """A client that takes no byte for so long is disconnected (HTTP/1.1: by the kernel, Linux only)."""
+    crowded_stalled_s: float = 10.0
+    """... while others wait for a slot: it holds one."""
+    head_wait_s: float = 2.0
+    """A stream's headers wait so long for its first token: they say what the swarm did for the prompt then, and what
+    fails until then has its own status. Longer, and clients that wait for headers would give up."""
+    unsent_bytes: int = 32 * KIB
+    """Of a stream, in the kernel (Linux, macOS): so far a client may fall behind before its answer pauses: some 60
+    tokens. Without it the kernel takes megabytes, and would go on for a client that has stalled long ago."""
+    cors: tuple[str, ...] = ()
+    """Origins of web pages that may use the API; "*": all, but those need a key everywhere."""
 
 
 @dataclass(frozen=True)

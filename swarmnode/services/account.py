@@ -7,7 +7,7 @@ by pairs; waits are everyone's, because all rows of a step wait for the last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,22 @@ class Account:
         """Part of all pairs that workers computed, 0 to 1."""
         return self.remote / self.pairs if self.pairs else 0.0
 
+    @staticmethod
+    def total(accounts: Sequence[Account]) -> Account:
+        """Of several answers to one prompt, whose tokens count once (`cached_tokens`: where most were held)."""
+        if len(accounts) == 1:
+            return accounts[0]
+        total = Account()
+        for account in accounts:
+            for name in _SUMMED:
+                setattr(total, name, getattr(total, name) + getattr(account, name))
+            total.cached_tokens = max(total.cached_tokens, account.cached_tokens)
+            for worker, share in account.workers.items():
+                entry = total.worker(worker)
+                for item in fields(WorkerShare):
+                    setattr(entry, item.name, getattr(entry, item.name) + getattr(share, item.name))
+        return total
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the API's `swarm` field."""
         return {
@@ -96,6 +112,9 @@ class Account:
                 for name, share in self.workers.items()
             },
         }
+
+
+_SUMMED = [item.name for item in fields(Account) if item.name not in ("cached_tokens", "workers")]
 
 
 @dataclass(frozen=True)

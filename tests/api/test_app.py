@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from swarmnode.api.app import MAX_BODY_BYTES, Served, build_app
+from swarmnode.api.prompts import Prompt
 from swarmnode.config import ApiConfig
 from swarmnode.errors import ConnectionLostError, DeviceError
 from swarmnode.models.chat import template_of
@@ -30,10 +31,10 @@ ASK = {"prompt": "the cat", "max_tokens": 6, "temperature": 0}
 
 @asynccontextmanager
 async def open_client(
-    folder: Path, config: ApiConfig | None = None, threads: Runner | None = None
+    folder: Path, config: ApiConfig | None = None, threads: Runner | None = None, n_ctx: int = 64
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Swarm]]:
     path = write_tiny_gguf(folder / "tiny.gguf", MODEL)
-    async with open_swarm(path, folder, n_ctx=64) as swarm:
+    async with open_swarm(path, folder, n_ctx=n_ctx) as swarm:
         engine = swarm.backbone.engine
         with ModelIndex.open(path) as index:
             template = template_of(index.metadata, engine.tokenizer)
@@ -169,7 +170,7 @@ async def test_clients_that_go_away_free_their_slots(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code", "says"),
     [
-        ("GET", "/v1/nothing", 404, "unknown_url", "GET /health, GET /v1/models, POST /v1/completions, "),
+        ("GET", "/v1/nothing", 404, "unknown_url", "GET /health, GET /v1/models, "),
         ("POST", "/v1/completions/", 404, "unknown_url", "POST /v1/completions, "),
         ("GET", "/", 404, "unknown_url", "GET /api/swarm"),
         ("GET", "/v1/completions", 405, "method_not_supported", ". Use POST"),
@@ -283,7 +284,7 @@ async def test_prompts_that_are_becoming_tokens_count_as_waiting(tmp_path: Path)
     class Stuck:
         async def run(self, function: Any) -> Any:
             result = function()
-            if isinstance(result, list):
+            if isinstance(result, Prompt):
                 await trio.sleep_forever()
             return result
 
@@ -334,9 +335,13 @@ async def test_an_engine_that_fails_ends_the_answer_properly(
         assert (await client.post("/v1/completions", json=ASK)).status_code == 200
     assert whole.status_code == status
     assert says in whole.json()["error"]["message"]
-    pieces = pieces_of(streamed.text)
-    assert len(pieces) == after + 1
-    assert says in pieces[-1]["error"]["message"]
+    if after:
+        pieces = pieces_of(streamed.text)
+        assert len(pieces) == after + 1
+        assert says in pieces[-1]["error"]["message"]
+    else:  # nothing was sent yet, so it has its status
+        assert streamed.status_code == status
+        assert says in streamed.json()["error"]["message"]
     assert "secret" not in whole.text + streamed.text
 
 

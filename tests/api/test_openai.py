@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
-from swarmnode.api.openai import (
-    ResponseForm,
-    error_object,
-    parse_chat_untrusted,
-    parse_completion_untrusted,
-    usage_of,
-)
+from swarmnode.api.forms import error_object
+from swarmnode.api.openai import parse_chat_untrusted, parse_completion_untrusted
 from swarmnode.errors import UsageError
 
 JSON = st.recursive(
@@ -37,8 +32,26 @@ FIELDS = st.sampled_from(
         "stream",
         "model",
         "stop",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "presence_penalty",
     ]
 )
+
+
+HELLO = [{"role": "user", "content": "x"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+CALLING = {"role": "assistant", "content": None}
+
+
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 def test_a_plain_request() -> None:
@@ -96,8 +109,18 @@ def test_two_limits_that_differ_are_refused(other: object) -> None:
         ([], "JSON object"),
         ({}, "prompt"),
         ({"prompt": ["a"]}, "prompt"),
-        ({"prompt": "x", "stop": ["a"]}, "stop"),
-        ({"prompt": "x", "n": 2}, "not served: n"),
+        ({"prompt": "x", "stop": 5}, "stop"),
+        ({"prompt": "x", "stop": [""]}, "stop"),
+        ({"prompt": "x", "stop": ["a", None]}, "stop"),
+        ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
+        ({"prompt": "x", "stop": "a" * 257}, "stop"),
+        ({"prompt": "x", "n": 0}, "n: an integer from 1 to 16"),
+        ({"prompt": "x", "n": 17}, "n: an integer"),
+        ({"prompt": "x", "echo": True}, "not served: echo"),
+        ({"prompt": "x", "logprobs": 6}, "logprobs"),
+        ({"prompt": "x", "logprobs": True}, "logprobs"),
+        ({"prompt": "x", "presence_penalty": 3}, "presence_penalty"),
+        ({"prompt": "x", "frequency_penalty": "a"}, "frequency_penalty"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "max_tokens": True}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
@@ -126,7 +149,31 @@ def test_wrong_completions_name_the_field(body: Any, names: str) -> None:
         ({"messages": [{"content": "x"}]}, r"messages\[0\]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
         ({"messages": [{"role": "user", "content": 5}]}, "text is expected"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, "tools"),
+        ({"messages": HELLO, "tools": []}, "tools"),
+        ({"messages": HELLO, "tools": [{"type": "search"}]}, r"tools\[0\]"),
+        ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
+        ({"messages": HELLO, "tools": [TOOL, TOOL]}, "same name"),
+        ({"messages": HELLO, "tools": [STRICT]}, "strict"),
+        ({"messages": HELLO, "tools": [TOOL], "tool_choice": "often"}, "tool_choice"),
+        ({"messages": HELLO, "tools": [TOOL], "tool_choice": NAMED | {"function": {"name": "h"}}}, "none of"),
+        ({"messages": HELLO, "tool_choice": "auto"}, "no tools"),
+        ({"messages": HELLO, "tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"messages": HELLO, "tools": [TOOL], "response_format": {"type": "json_object"}}, "both"),
+        ({"messages": HELLO, "response_format": "json"}, "response_format"),
+        (
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format",
+        ),
+        ({"messages": HELLO, "top_logprobs": 2}, "needs logprobs"),
+        ({"messages": HELLO, "logprobs": 1}, "logprobs"),
+        ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}, 1]}]},
+            r"calls\[1\]",
+        ),
+        ({"messages": [CALLING | {"tool_calls": [call("{")]}]}, r"calls\[0\].function.arguments: not valid"),
+        ({"messages": [CALLING | {"tool_calls": [call("[]")]}]}, "an object in JSON"),
+        ({"messages": [CALLING | {"reasoning_content": 1}]}, "reasoning_content"),
         ({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}, "chat_template_kwargs"),
     ],
 )
@@ -144,22 +191,45 @@ def test_any_json_is_taken_or_refused(body: Any) -> None:
             continue
 
 
-def test_forms_of_answers() -> None:
-    form = ResponseForm("id", "model", 1, chat=True)
-    assert form.chunk("a", None, first=True)["choices"][0]["delta"] == {"content": "a", "role": "assistant"}
-    assert form.chunk("", "stop", first=False)["choices"][0] == {
-        "index": 0,
-        "delta": {},
-        "finish_reason": "stop",
+@pytest.mark.parametrize(("stop", "stops"), [(None, ()), ("a", ("a",)), (["a", "\n"], ("a", "\n")), ([], ())])
+def test_stop_is_a_string_or_several(stop: Any, stops: tuple[str, ...]) -> None:
+    assert parse_completion_untrusted({"prompt": "x", "stop": stop}).stops == stops
+
+
+def test_how_tools_may_be_used() -> None:
+    def use(**fields: Any) -> Any:
+        return parse_chat_untrusted({"messages": HELLO, **fields}).tool_use
+
+    assert use().calling == "none"
+    assert use(tools=[TOOL]).calling == "auto"
+    assert use(tools=[TOOL], tool_choice="none").tools == ()
+    named = use(tools=[STRICT], tool_choice=NAMED, parallel_tool_calls=False)
+    assert (named.calling, named.name, named.parallel) == ("required", "f", False)
+    assert use(tools=[TOOL]).parameters == {"f": {"type": "object"}}
+
+
+def test_arguments_of_earlier_calls_become_values() -> None:
+    messages = [*HELLO, CALLING | {"tool_calls": [call('{"a": 1}')], "name": None}]
+    asked = parse_chat_untrusted({"messages": messages})
+    assert asked.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert asked.messages[1]["content"] == ""
+    assert "name" not in asked.messages[1]
+
+
+def test_logprobs_and_formats() -> None:
+    def chat(**fields: Any) -> Any:
+        return parse_chat_untrusted({"messages": HELLO, **fields})
+
+    assert [chat(logprobs=wanted).n_logprobs for wanted in (None, False, True)] == [None, None, 0]
+    assert chat(logprobs=True, top_logprobs=3).n_logprobs == 3
+    assert parse_completion_untrusted({"prompt": "x", "logprobs": 2}).n_logprobs == 2
+    assert chat(response_format={"type": "text"}).response_format.schema is None
+    assert chat(response_format={"type": "json_object"}).response_format.schema == {"type": "object"}
+    given = {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "strict": True, "schema": {"type": "string"}},
     }
-    assert form.whole("a", "stop", usage_of(1, 2))["usage"]["total_tokens"] == 3
-    assert usage_of(3, 2)["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert usage_of(3, 2, 1)["prompt_tokens_details"] == {"cached_tokens": 1}
-    assert form.usage_chunk(usage_of(1, 2))["choices"] == []
-    plain = ResponseForm("id", "model", 1, chat=False)
-    assert plain.chunk("a", None, first=True)["choices"][0]["text"] == "a"
-    assert plain.whole("a", "length", usage_of(1, 2))["object"] == "text_completion"
-    assert error_object("m", "t", "c")["error"]["code"] == "c"
+    assert chat(response_format=given).response_format.schema == {"type": "string"}
 
 
 @given(st.text(st.characters()) | st.text("\ud800\udfffx", max_size=5) | st.just("\ud800" * 10**6))

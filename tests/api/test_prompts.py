@@ -10,6 +10,7 @@ import pytest
 from swarmnode.api.openai import parse_chat_untrusted, parse_completion_untrusted
 from swarmnode.api.prompts import NFC_SHRINKS, Prompts
 from swarmnode.errors import ContextFullError, UsageError
+from swarmnode.models.chat import ChatTemplate
 from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.catalog import bundled_model
@@ -39,7 +40,7 @@ def test_what_fits_is_never_refused() -> None:
     for text in (tokenizer.decode([longest]) * 50, unicodedata.normalize("NFD", "\u0390") * 20):
         tokens = tokenizer.encode(text)
         prompts = Prompts(tokenizer, None, n_ctx=len(tokens))
-        assert prompts.tokens(parse_completion_untrusted({"prompt": text})) == tokens
+        assert prompts.prompt(parse_completion_untrusted({"prompt": text})).tokens == tokens
 
 
 @pytest.mark.parametrize("text", ["a" * 10**6, "\u4e00" * 10**6, "\ud800" * 10**6])
@@ -49,12 +50,49 @@ def test_what_cannot_fit_is_refused_untokenized(
     tokenizer = tokenizer_of(write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel()))
     monkeypatch.delattr(Tokenizer, "encode")
     with pytest.raises(ContextFullError, match="a prompt of 1000000 characters is more than 64 tokens"):
-        Prompts(tokenizer, None, 64).tokens(parse_completion_untrusted({"prompt": text}))
+        Prompts(tokenizer, None, 64).prompt(parse_completion_untrusted({"prompt": text}))
 
 
 def test_chat_needs_a_template(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel()))
     with pytest.raises(UsageError, match="no chat template"):
-        Prompts(tokenizer, None, 64).tokens(
+        Prompts(tokenizer, None, 64).prompt(
             parse_chat_untrusted({"messages": [{"role": "user", "content": "x"}]})
         )
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "does it"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+TALK = [
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "done"},
+]
+PLAIN = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}<think>\n"
+KNOWING = (
+    "{{ tools[0].function.name if tools else '-' }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% for k, v in c.function.arguments|items %}{{ k }}={{ v }}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+def prompt_of(template: str, **fields: object) -> tuple[str, bool]:
+    tokenizer = tokenizer_of(bundled_model())
+    asked = parse_chat_untrusted({"messages": TALK, **fields})
+    prompt = Prompts(tokenizer, ChatTemplate(template), 4096).prompt(asked)
+    return tokenizer.decode(prompt.tokens), prompt.is_thinking
+
+
+def test_tools_for_templates_that_know_them() -> None:
+    assert prompt_of(KNOWING, tools=[TOOL]) == ("fa=b", False)
+    assert prompt_of(KNOWING) == ("-a=b", False)
+    assert prompt_of(KNOWING, tools=[TOOL], tool_choice="none") == ("-a=b", False)
+
+
+def test_tools_for_templates_that_do_not() -> None:
+    text, is_thinking = prompt_of(PLAIN, tools=[TOOL])
+    assert is_thinking
+    assert text.startswith("[system:You can call these functions.")
+    assert '\n{"name": "f", "description": "does it"}\n' in text
+    assert '[assistant:<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>]' in text
+    assert "[user:<tool_response>\ndone\n</tool_response>]" in text
+    assert prompt_of(PLAIN)[0].startswith("[user:go][assistant:<tool_call>")

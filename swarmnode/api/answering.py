@@ -1,0 +1,114 @@
+"""The answers to one request: generated side by side, read, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import trio
+
+from swarmnode.api.answer_text import AnswerReader, Reading
+from swarmnode.api.deltas import Delta
+from swarmnode.api.forms import Counts
+from swarmnode.models.logprobs import TokenLogprobs
+from swarmnode.services.account import Account
+from swarmnode.services.engine import Engine, GenerateRequest, TokenEvent
+
+_LAST_SEED = 2**64
+
+EMPTY_NOTICE = (
+    "the answer is empty: it ended within the model's thoughts, which are in reasoning_content; give a larger "
+    'max_tokens, or {"enable_thinking": false} as chat_template_kwargs'
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What came of one answer: a token of it, or (with a `finish_reason`) its end."""
+
+    index: int
+    """Of the answer."""
+    delta: Delta
+    account: Account
+    """Of this answer, so far."""
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    finish_reason: str | None = None
+    notice: str | None = None
+    """What the person who asked should know."""
+
+
+Take: TypeAlias = Callable[[Piece], Awaitable[None]]
+
+
+def jobs_for(job: GenerateRequest, n: int, reading: Reading) -> list[GenerateRequest]:
+    """`n` jobs like this one, with seeds of their own; each ends where its text says so."""
+    jobs = []
+    for number in range(n):
+        seed = job.sampling.seed
+        if seed is not None and number:
+            seed = seed + number if seed + number < _LAST_SEED else seed + number - _LAST_SEED
+        sampling = replace(job.sampling, seed=seed)
+        ends = AnswerReader(reading).ends if reading.stops or reading.one_call else None
+        jobs.append(replace(job, sampling=sampling, ends=ends))
+    return jobs
+
+
+class Answering:
+    """`run` generates; the figures are those of what was taken so far."""
+
+    def __init__(self, engine: Engine, jobs: Sequence[GenerateRequest], reading: Reading) -> None:
+        """At least one job; all of the same prompt."""
+        self.jobs = jobs
+        self._engine = engine
+        self._reading = reading
+        self._accounts = [Account() for _ in jobs]
+        self._n_new = 0
+        self._n_reasoning = 0
+
+    @property
+    def account(self) -> Account:
+        """Of all answers together."""
+        return Account.total(self._accounts)
+
+    @property
+    def counts(self) -> Counts:
+        """Tokens so far."""
+        return Counts(len(self.jobs[0].tokens), self._n_new, self._n_reasoning)
+
+    async def run(self, take: Take) -> None:
+        """All answers to their ends; `take` gets every piece. Raises what `Engine.generate` raises."""
+        if len(self.jobs) == 1:
+            await self._one(0, take)
+            return
+        async with trio.open_nursery() as nursery:
+            for index in range(len(self.jobs)):
+                nursery.start_soon(partial(self._one, index, take))
+
+    async def _one(self, index: int, take: Take) -> None:
+        reader = AnswerReader(self._reading)
+        is_empty = True
+        async with aclosing(self._engine.generate(self.jobs[index])) as events:
+            async for event in events:
+                self._accounts[index] = event.account
+                delta = reader.push(event.text)
+                if isinstance(event, TokenEvent):
+                    self._n_new += 1
+                    self._n_reasoning += reader.is_thinking
+                    is_empty &= not (delta.content.strip() or delta.calls)
+                    await take(Piece(index, delta, event.account, event.token, event.logprobs))
+                    continue
+                delta = _joined(delta, reader.finish(event.finish_reason))
+                is_empty &= not (delta.content.strip() or delta.calls)
+                notice = EMPTY_NOTICE if is_empty and reader.is_thinking else None
+                reason = reader.finish_reason(event.finish_reason)
+                await take(Piece(index, delta, event.account, finish_reason=reason, notice=notice))
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    return Delta(
+        first.content + second.content, first.reasoning + second.reasoning, first.calls + second.calls
+    )
