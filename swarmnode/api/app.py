@@ -13,10 +13,12 @@ import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from swarmnode.api.access import Access, AccessGuard
 from swarmnode.api.answer_text import Reading
 from swarmnode.api.answering import Answering, Piece, jobs_for
 from swarmnode.api.answers import (
@@ -30,7 +32,6 @@ from swarmnode.api.answers import (
 from swarmnode.api.body import read_body
 from swarmnode.api.event_stream import EventStream, Tell, end_when_gone
 from swarmnode.api.forms import Choice, ResponseForm, swarm_headers, usage_of
-from swarmnode.api.guard import LoopbackGuard
 from swarmnode.api.node_routes import NodeApi, node_routes
 from swarmnode.api.openai import (
     DEFAULT_MAX_TOKENS,
@@ -64,6 +65,7 @@ class Served:
     config: ApiConfig = field(default_factory=ApiConfig)
     node: NodeApi | None = None
     """What the node-local routes work with; None: there are none."""
+    access: Access = field(default_factory=Access)
 
 
 def build_app(served: Served) -> Starlette:
@@ -80,11 +82,27 @@ def build_app(served: Served) -> Starlette:
             Route("/api/swarm", routes.swarm),
             *(node_routes(served.node) if served.node is not None else ()),
         ],
-        middleware=[Middleware(LoopbackGuard)],
+        middleware=_middleware(served),
         exception_handlers={HTTPException: on_http_error, ClientDisconnect: on_gone, Exception: on_crash},
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _middleware(served: Served) -> list[Middleware]:
+    """Pages of other origins are told outside of the guard, so that they can read its refusals."""
+    guard = Middleware(AccessGuard, access=served.access)
+    if not served.config.cors:
+        return [guard]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=served.config.cors,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        allow_private_network=True,
+        expose_headers=["x-swarm-share-remote", "x-swarm-workers", "x-swarm-hedges", "x-swarm-fallbacks"],
+    )
+    return [cors, guard]
 
 
 class _Routes:

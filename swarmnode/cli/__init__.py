@@ -32,6 +32,7 @@ VERBS = {
     "inspect": "Show what a GGUF file holds: layers, experts, bytes.",
     "invite": "Bring another machine in: a link, a QR code, a line to run there.",
     "join": "Lend memory and compute to a swarm: hold a few experts.",
+    "key": "Make, list and revoke keys of the HTTP API.",
     "shard": "Cut experts out of a GGUF into a small valid GGUF.",
     "status": "Show the swarm: nodes, coverage of each layer, what is scarce.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -38,6 +39,7 @@ from swarmnode.cli.invite import own_hosts
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.config import Config, Repack, Speculate
+from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.own_record import WILDCARDS
@@ -63,7 +65,16 @@ from swarmnode.services.reports import (
     help=f"Where workers dial; 0.0.0.0:{DEFAULT_SWARM_PORT} lets other machines in.",
 )
 @click.option(
-    "--api", default=DEFAULT_API, show_default=True, help="Where the HTTP API listens (loopback only)."
+    "--api",
+    default=DEFAULT_API,
+    show_default=True,
+    help="Where the HTTP API listens; for other machines, which need a key (`swarmnode key new`): 0.0.0.0:8790.",
+)
+@click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let web pages of this origin (https://chat.example) use the API; several times. *: all, with a key.",
 )
 @advertise_option
 @allow_option
@@ -121,6 +132,7 @@ def command(
     model: str | None,
     listen: str,
     api: str,
+    cors: tuple[str, ...],
     advertise: tuple[str, ...],
     allow: Path | None,
     bootstrap: tuple[str, ...],
@@ -150,6 +162,12 @@ def command(
     folders = folders_of(home)
     member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
     config = _config_of(threads, deadline_ms, send, local_budget)
+    config = replace(
+        config,
+        engine=replace(config.engine, speculate=speculate),
+        models=replace(config.models, repack=repack),
+        api=replace(config.api, cors=checked_origins(cors)),
+    )
     options = BackboneOptions(
         folders=folders,
         network=member.network,
@@ -160,11 +178,7 @@ def command(
         advertise=advertised_of(advertise),
         allowed=allowed_of(allow),
         device=device,
-        config=replace(
-            config,
-            engine=replace(config.engine, speculate=speculate),
-            models=replace(config.models, repack=repack),
-        ),
+        config=config,
         model=model,
         api=parse_host_port(api, 8790),
         form=_form_of(exact, q8),
@@ -175,6 +189,14 @@ def command(
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
     trio.run(partial(run_backbone, options, _Face(named + private).show))
     say("stopped")
+
+
+def checked_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """As browsers send them: scheme, host and port, and nothing behind."""
+    for origin in origins:
+        if origin != "*" and re.fullmatch(r"https?://[^/*\s]+", origin) is None:
+            raise UsageError(f"--cors {origin}: write https://HOST or http://HOST:PORT, or * for all pages")
+    return origins
 
 
 def _config_of(

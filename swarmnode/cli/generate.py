@@ -11,7 +11,7 @@ import click
 import httpx
 
 from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible
-from swarmnode.cli.http_api import base_url, error_message, no_api, nobody_there
+from swarmnode.cli.http_api import base_url, error_message, key_header, no_api, nobody_there
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.errors import ConnectionLostError, UsageError
 from swarmnode.models.sampling import SamplingParams
@@ -78,7 +78,7 @@ def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator
     has_answered = False
     try:
         with (
-            httpx.Client(timeout=timeout, trust_env=False) as client,
+            httpx.Client(timeout=timeout, trust_env=False, headers=key_header()) as client,
             client.stream("POST", url, json=body) as response,
         ):
             if response.status_code != 200:

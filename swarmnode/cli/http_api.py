@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import httpx
@@ -21,6 +22,12 @@ def base_url(api: str) -> str:
     except (httpx.InvalidURL, UnicodeError):
         pass
     raise UsageError(f"{api!r} is no address of an API; write HOST:PORT, for example {DEFAULT_API}")
+
+
+def key_header() -> dict[str, str]:
+    """The key in SWARMNODE_API_KEY, for a backbone on another machine."""
+    key = os.environ.get("SWARMNODE_API_KEY", "").strip()
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def nobody_there(base: str, error: Exception) -> ConnectionLostError:
@@ -51,7 +58,7 @@ def get_object(api: str, path: str) -> dict[str, Any]:
     """The JSON object behind a route; UsageError or ConnectionLostError with what to do."""
     base = base_url(api)
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers=key_header()) as client:
             response = client.get(base + path)
     except (httpx.ConnectError, UnicodeError) as error:
         raise nobody_there(base, error) from error

@@ -50,6 +50,11 @@ class Folders:
         """What the node-local HTTP routes ask for (services/node_token)."""
         return self.data / "api.token"
 
+    @property
+    def api_keys_file(self) -> Path:
+        """Hashes of the API's keys (services/api_keys)."""
+        return self.data / "api-keys.json"
+
     def address_book(self, tag: bytes) -> Path:
         """Peers met in earlier runs in the network of this tag (wire/secret.network_tag)."""
         return self.data / f"peers-met-{tag.hex()[:8]}.txt"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,12 +16,13 @@ import trio
 from starlette.applications import Starlette
 
 from swarmnode.api import serve as api_serve
+from swarmnode.api.access import Access
 from swarmnode.api.app import Served, build_app
 from swarmnode.api.node_routes import NodeApi
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device, DeviceInfo
 from swarmnode.config import ApiConfig
-from swarmnode.errors import UsageError
+from swarmnode.errors import StoreError, UsageError
 from swarmnode.gossip.records import ModelHoldings
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.identity import NodeKey
@@ -44,6 +47,7 @@ from swarmnode.node.gossiping import Gossiping, prepare_gossip
 from swarmnode.node.listening import listen_for_nodes
 from swarmnode.node.meeting import Meeting, prepare_meeting
 from swarmnode.node.sending import prepare_policy, prepare_residents
+from swarmnode.services.api_keys import KeyRing
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
 from swarmnode.services.gossip_state import GossipState
@@ -64,6 +68,8 @@ from swarmnode.weights.expert_layers import tensor_name
 from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import Manifest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -139,13 +145,14 @@ async def run_backbone(
 ) -> None:
     """Serve a model until stopped. Raises LocalError when this machine or the model's files cannot."""
     with hold_key(options.folders) as key:
-        async with trio.open_nursery() as nursery, await _api_listener(options.api) as api_listener:
+        keys = KeyRing(options.folders.api_keys_file, _log_bad_keys)
+        async with trio.open_nursery() as nursery, await _api_listener(options.api, keys) as api_listener:
             goodbye = Goodbye()
             nursery.start_soon(stop_on_signal, nursery.cancel_scope, goodbye)
             path = resolve_model(options.model, options.folders.models)
             with ModelIndex.open(path) as index:
                 options.form.check_width(index.n_embd)
-                await _serve_model(options, key, index, api_listener, goodbye, report, task_status)
+                await _serve_model(options, key, index, api_listener, keys, goodbye, report, task_status)
 
 
 async def _serve_model(
@@ -153,6 +160,7 @@ async def _serve_model(
     key: NodeKey,
     index: ModelIndex,
     api_listener: trio.SocketListener,
+    keys: KeyRing,
     goodbye: Goodbye,
     report: Callable[[BackboneEvent], None],
     task_status: trio.TaskStatus[None],
@@ -169,7 +177,8 @@ async def _serve_model(
             places = await start_backbone(
                 backbone, options, key, TcpTransport(), report, nursery, device.info, Threads(), goodbye
             )
-            app = _app(backbone, index, options.config.api, node_api_of(backbone, index, options, key, token))
+            node = node_api_of(backbone, index, options, key, token)
+            app = _app(backbone, index, options.config.api, node, _access(options, keys, token))
             stalled_s = options.config.api.stalled_s
             await nursery.start(partial(api_serve.run, stalled_s=stalled_s), app, api_listener)
             report(_ready(options, manifest, model, device.info, places, _url(api_listener)))
@@ -273,7 +282,22 @@ def node_api_of(
     )
 
 
-def _app(backbone: Backbone, index: ModelIndex, config: ApiConfig, node: NodeApi) -> Starlette:
+def _access(options: BackboneOptions, keys: KeyRing, token: str) -> Access:
+    """Besides keys the node's token lets in: whoever has that owns the node."""
+
+    def admits(key: str) -> bool:
+        return hmac.compare_digest(key.encode("utf-8", "replace"), token.encode()) or keys.admits(key)
+
+    return Access(admits, options.config.api.cors, is_public=not is_loopback(options.api[0]))
+
+
+def _log_bad_keys(error: StoreError) -> None:
+    log.error("no API key is good any more: %s", error)
+
+
+def _app(
+    backbone: Backbone, index: ModelIndex, config: ApiConfig, node: NodeApi, access: Access
+) -> Starlette:
     engine = backbone.engine
     template = template_of(index.metadata, engine.tokenizer)
     served = Served(
@@ -285,6 +309,7 @@ def _app(backbone: Backbone, index: ModelIndex, config: ApiConfig, node: NodeApi
         Threads(config.prompt_threads),
         config,
         node,
+        access,
     )
     return build_app(served)
 
@@ -329,11 +354,13 @@ async def _attend(backbone: Backbone, peer: Peer) -> None:
         backbone.members.disconnected(peer)
 
 
-async def _api_listener(place: tuple[str, int]) -> trio.SocketListener:
+async def _api_listener(place: tuple[str, int], keys: KeyRing) -> trio.SocketListener:
     host, port = place
-    if not is_loopback(host):
+    if not is_loopback(host) and not len(keys):
         raise UsageError(
-            f"the API has no keys yet, so it listens on loopback only, not on {host}; use --api 127.0.0.1:{port}"
+            f"the API would listen on {host} for everybody who reaches this machine, and there is no key that lets "
+            "anybody in: make one with `swarmnode key new` (same --home), or keep to this machine with "
+            f"--api 127.0.0.1:{port}"
         )
     try:
         return (await trio.open_tcp_listeners(port, host=host))[0]

@@ -141,6 +141,7 @@ async def test_an_endless_body_is_refused_while_it_comes(tmp_path: Path) -> None
             "path": "/v1/completions",
             "headers": [(b"host", b"localhost")],
             "query_string": b"",
+            "client": ("127.0.0.1", 5),
         }
         app: Any = transport.app
         await app(scope, receive, send)
@@ -250,6 +251,7 @@ async def test_a_client_that_leaves_within_its_request_is_no_failure(
             "method": "POST",
             "path": "/v1/completions",
             "query_string": b"",
+            "client": ("127.0.0.1", 5),
             "headers": [(b"host", b"localhost"), (b"content-length", b"9")],
         }
         await transport.app(scope, receive, send)
@@ -414,6 +416,7 @@ async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_
             "path": "/v1/completions",
             "headers": [(b"host", b"localhost")],
             "query_string": b"",
+            "client": ("127.0.0.1", 5),
         }
         app: Any = transport.app
         await app(scope, receive, send)

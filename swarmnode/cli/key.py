@@ -1,0 +1,53 @@
+"""`swarmnode key`: keys of the HTTP API, for those who ask from other machines."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from swarmnode.cli.common import clear_errors, complain, folders_of, home_option, say
+from swarmnode.services.api_keys import new_key, read_keys, revoke_key
+
+
+@click.group("key")
+def command() -> None:
+    """Make, list and revoke keys of the HTTP API. A running backbone knows at once.
+
+    \b
+    Example: swarmnode key new --name laptop
+    """
+
+
+@command.command("new")
+@click.option("--name", default="default", show_default=True, help="To tell keys apart.")
+@home_option
+@clear_errors
+def new(name: str, home: Path | None) -> None:
+    """Print a new key: the only time that it is shown."""
+    say(new_key(folders_of(home).api_keys_file, name))
+    complain("Keep it: only its hash is stored. Clients send it as Authorization: Bearer KEY.")
+
+
+@command.command("list")
+@home_option
+@clear_errors
+def list_keys(home: Path | None) -> None:
+    """List names and beginnings of all keys."""
+    keys = read_keys(folders_of(home).api_keys_file)
+    if not keys:
+        say("There are no keys; make one with `swarmnode key new`.")
+    for key in keys:
+        made = datetime.fromtimestamp(key.created_s).strftime("%Y-%m-%d %H:%M")
+        say(f"{key.name}  {key.shown}...  made {made}")
+
+
+@command.command("revoke")
+@click.argument("name")
+@home_option
+@clear_errors
+def revoke(name: str, home: Path | None) -> None:
+    """Make the key of that name good for nothing."""
+    revoke_key(folders_of(home).api_keys_file, name)
+    say(f"the key {name} is revoked")

@@ -1,0 +1,137 @@
+"""Keys of the HTTP API: who holds one may use it from elsewhere. The file has their hashes only.
+
+A key is 32 random bytes, so one round of SHA-256 hides it: nobody guesses among 2^256, however fast they hash. (Slow
+hashes are for passwords, which people choose.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from swarmnode.errors import StoreError, UsageError
+from swarmnode.state_file import read_small, replace_small
+
+PREFIX = "sk-swarm-"
+KEY_BYTES = 32
+MAX_KEYS = 1024
+MAX_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """One key as the file has it. `shown`: its beginning, by which people tell keys apart; `hash`: SHA-256, hex."""
+
+    name: str
+    shown: str
+    hash: str
+    created_s: int
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """All keys; none if there is no such file. StoreError, which names it, if it cannot be read or is another."""
+    try:
+        data = read_small(path, MAX_FILE_BYTES)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot read the API keys {path}: {error.strerror}") from error
+    try:
+        keys = [ApiKey(**entry) for entry in json.loads(data)["keys"]]
+        for key in keys:
+            if not all(isinstance(value, str) for value in (key.name, key.shown, key.hash)):
+                raise TypeError
+            if not isinstance(key.created_s, int) or len(bytes.fromhex(key.hash)) != 32:
+                raise ValueError
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise StoreError(f"{path} holds no API keys; delete it and make new ones") from None
+    return keys
+
+
+def new_key(path: Path, name: str, now_s: int | None = None) -> str:
+    """Make a key and keep its hash; the key itself is returned, and nowhere else. Raises UsageError or StoreError."""
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"{name!r} is no name of a key: use letters, digits, _, -, . and @, 64 at most")
+    keys = read_keys(path)
+    if any(key.name == name for key in keys):
+        raise UsageError(f"there is a key named {name} already: give another --name, or revoke it first")
+    if len(keys) >= MAX_KEYS:
+        raise UsageError(f"there are {MAX_KEYS} keys already: revoke some")
+    key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    created_s = int(time.time()) if now_s is None else now_s
+    _write(path, [*keys, ApiKey(name, key[: len(PREFIX) + 4], _hash(key), created_s)])
+    return key
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """It is good for nothing from now on. Raises UsageError if there is none of that name, StoreError."""
+    keys = read_keys(path)
+    kept = [key for key in keys if key.name != name]
+    if len(kept) == len(keys):
+        known = ", ".join(key.name for key in keys) or "none"
+        raise UsageError(f"there is no key named {name}; there are: {known}")
+    _write(path, kept)
+
+
+class KeyRing:
+    """The keys in a file that other processes change: a key is good, or no longer, without a restart."""
+
+    def __init__(self, path: Path, on_error: Callable[[StoreError], None] = lambda error: None) -> None:
+        """Raises what `read_keys` raises. `on_error`: a file that has become unreadable, and holds no key then."""
+        self._path = path
+        self._on_error = on_error
+        self._stamp = _stamp(path)
+        self._hashes = _hashes(path)
+
+    def __len__(self) -> int:
+        self._refresh()
+        return len(self._hashes)
+
+    def admits(self, key: str) -> bool:
+        """Whether it is one of them. What is compared are hashes, of which no timing tells a useful part."""
+        self._refresh()
+        return _hash(key) in self._hashes
+
+    def _refresh(self) -> None:
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._hashes = _hashes(self._path)
+        except StoreError as error:
+            self._hashes = frozenset()
+            self._on_error(error)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Another one when the file was replaced."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _hashes(path: Path) -> frozenset[str]:
+    return frozenset(key.hash for key in read_keys(path))
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _write(path: Path, keys: list[ApiKey]) -> None:
+    data = json.dumps({"keys": [asdict(key) for key in keys]}, indent=1).encode() + b"\n"
+    try:
+        replace_small(path, data)
+    except OSError as error:
+        raise StoreError(f"cannot write the API keys {path}: {error.strerror}") from error

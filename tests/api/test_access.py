@@ -1,0 +1,112 @@
+"""Who gets in: this machine without a key, others with one, web pages if they are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Scope
+
+from swarmnode.api.access import Access, refusal_of
+from swarmnode.api.app import Served, build_app
+from swarmnode.config import ApiConfig
+from swarmnode.services.api_keys import KeyRing, new_key, revoke_key
+from swarmnode.testing.swarm import open_swarm
+from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
+
+KEY = "sk-swarm-good"
+PAGE = "https://chat.example"
+ACCESS = Access(lambda key: key in (KEY, "node-token"), (PAGE,), is_public=True)
+WITH_KEY = {"Authorization": f"Bearer {KEY}"}
+
+
+def status(
+    headers: Mapping[str, str], client: str | None = "127.0.0.1", path: str = "/v1/models", **rules: Any
+) -> int:
+    """What a request gets: 200 if it is let in."""
+    given = {"Host": "localhost:8790", **headers}
+    scope: Scope = {
+        "type": "http",
+        "path": path,
+        "client": None if client is None else (client, 5),
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
+    }
+    refused = refusal_of(scope, replace(ACCESS, **rules))
+    return 200 if refused is None else refused.status
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+def test_this_machine_needs_no_key(client: str) -> None:
+    assert status({}, client) == 200
+    assert status({"Authorization": "Bearer anything"}, client) == 200, "clients must send some key"
+    assert status({"Authorization": "Bearer sk-swarm-revoked"}, client) == 401
+    assert status({"Host": "evil.example"}, client) == 403
+    assert status({"Host": "evil.example", **WITH_KEY}, client) == 200
+
+
+@pytest.mark.parametrize("client", ["192.0.2.1", "::ffff:192.0.2.1", "fe80::1", "localhost", "", None])
+def test_others_need_a_key(client: str | None) -> None:
+    assert status({}, client) == 401
+    assert status({"Authorization": "Bearer wrong"}, client) == 401
+    assert status({"Authorization": f"Basic {KEY}"}, client) == 401
+    assert status({"Host": "api.example", **WITH_KEY}, client) == 200
+    assert status({"authorization": f"bearer  {KEY} "}, client) == 200
+    assert status({"Authorization": "Bearer node-token"}, client) == 200
+    assert status({}, client, "/health") == 200
+    assert status({}, client, "/health", is_public=False) == 401
+    assert status({}, client, "/metrics") == 401
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
+def test_what_a_proxy_passes_on_does_not_come_from_here(name: str) -> None:
+    assert status({name: "192.0.2.1"}) == 401
+    assert status({name: "127.0.0.1", **WITH_KEY}) == 200
+
+
+def test_pages_that_are_allowed() -> None:
+    assert status({"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}) == 200
+    assert status({"Origin": "https://other.example"}) == 403
+    assert status({"Origin": "https://other.example"}, origins=("*",)) == 403, "every page needs a key"
+    assert status({"Origin": "https://other.example", **WITH_KEY}, origins=("*",)) == 200
+
+
+async def test_pages_may_read_answers(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel(n_layer=2, n_expert=4))
+    async with open_swarm(path, tmp_path, n_ctx=64) as swarm:
+        state = swarm.backbone.state.as_dict
+        config = ApiConfig(cors=(PAGE,))
+        app = build_app(Served(swarm.backbone.engine, "tiny", None, state, 0, config=config, access=ACCESS))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asks = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+            asks["Access-Control-Request-Headers"] = "authorization,content-type,x-stainless-os"
+            preflight = await client.options("/v1/chat/completions", headers=asks)
+            answer = await client.get("/v1/models", headers={"Origin": PAGE})
+            refused = await client.get("/v1/models", headers={"Origin": "https://other.example"})
+            wrong = await client.get(
+                "/v1/models", headers={"Origin": PAGE, "Authorization": "Bearer sk-swarm-x"}
+            )
+    assert preflight.status_code == 200
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    for response in (preflight, answer, wrong):
+        assert response.headers["access-control-allow-origin"] == PAGE
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+    assert wrong.status_code == 401
+    assert wrong.json()["error"]["code"] == "invalid_api_key"
+    assert wrong.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_key_ring_sees_what_others_change(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ring = KeyRing(path)
+    assert len(ring) == 0
+    key = new_key(path, "a")
+    assert ring.admits(key)
+    assert not ring.admits(key[:-1])
+    revoke_key(path, "a")
+    assert not ring.admits(key)

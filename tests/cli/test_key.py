@@ -1,0 +1,34 @@
+"""`swarmnode key`: made, listed, revoked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from swarmnode.cli.key import command
+from swarmnode.config import Folders
+from swarmnode.services.api_keys import KeyRing
+
+
+def key(home: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments, "--home", str(home)])
+
+
+def test_a_key_is_shown_once_and_good_until_it_is_revoked(tmp_path: Path) -> None:
+    assert "swarmnode key new" in key(tmp_path, "list").stdout
+    made = key(tmp_path, "new", "--name", "laptop")
+    shown = made.stdout.strip()
+    assert made.exit_code == 0
+    ring = KeyRing(Folders.under(tmp_path).api_keys_file)
+    assert ring.admits(shown)
+    listed = key(tmp_path, "list").stdout
+    assert "laptop  sk-swarm-" in listed
+    assert shown not in listed
+    again = key(tmp_path, "new", "--name", "laptop")
+    assert again.exit_code == 1
+    assert "revoke it first" in again.stderr
+    assert key(tmp_path, "revoke", "laptop").exit_code == 0
+    assert not ring.admits(shown)
+    gone = key(tmp_path, "revoke", "laptop")
+    assert (gone.exit_code, "there are: none" in gone.stderr) == (1, True)

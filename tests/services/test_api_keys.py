@@ -1,0 +1,78 @@
+"""Keys: shown once, kept as hashes, good until they are revoked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from swarmnode.errors import StoreError, UsageError
+from swarmnode.services.api_keys import PREFIX, KeyRing, new_key, read_keys, revoke_key
+
+
+def test_the_file_has_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "keys.json"
+    assert read_keys(path) == []
+    first, second = new_key(path, "laptop", 5), new_key(path, "phone", 6)
+    assert first != second
+    assert first.startswith(PREFIX)
+    assert len(first) > 50
+    text = path.read_text()
+    assert first not in text
+    assert first[len(PREFIX) + 4 :] not in text
+    assert [(key.name, key.created_s) for key in read_keys(path)] == [("laptop", 5), ("phone", 6)]
+    if os.name == "posix":
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_names(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    new_key(path, "a")
+    with pytest.raises(UsageError, match="already"):
+        new_key(path, "a")
+    for name in ("", " a", "a\n", "a" * 65, "ü"):
+        with pytest.raises(UsageError, match="no name"):
+            new_key(path, name)
+    with pytest.raises(UsageError, match="there are: a"):
+        revoke_key(path, "b")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"keys": [1]}',
+        '{"keys": [{"name": "a"}]}',
+        '{"keys": [{"name": "a", "shown": "s", "hash": "00", "created_s": 1}]}',
+        '{"keys": [{"name": "a", "shown": "s", "hash": 5, "created_s": 1}]}',
+        "[" * 100_000,
+    ],
+    ids=lambda text: text[:40],
+)
+def test_another_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    with pytest.raises(StoreError, match=r"keys\.json holds no API keys"):
+        read_keys(path)
+    with pytest.raises(StoreError):
+        KeyRing(path)
+
+
+def test_a_file_that_breaks_lets_nobody_in(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = new_key(path, "a")
+    errors: list[StoreError] = []
+    ring = KeyRing(path, errors.append)
+    good = path.read_text()
+    path.write_text("broken")
+    assert not ring.admits(key)
+    assert not ring.admits(key)
+    assert len(errors) == 1
+    path.write_text(good)
+    assert ring.admits(key)
+    entries = json.loads(good)["keys"]
+    assert len(entries) == len(ring) == 1
