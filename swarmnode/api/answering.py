@@ -13,6 +13,7 @@ import trio
 from swarmnode.api.answer_text import AnswerReader, Reading
 from swarmnode.api.deltas import Delta
 from swarmnode.api.forms import Counts
+from swarmnode.api.metrics import Metrics
 from swarmnode.models.logprobs import TokenLogprobs
 from swarmnode.services.account import Account
 from swarmnode.services.engine import Engine, GenerateRequest, TokenEvent
@@ -60,12 +61,17 @@ def jobs_for(job: GenerateRequest, n: int, reading: Reading) -> list[GenerateReq
 class Answering:
     """`run` generates; the figures are those of what was taken so far."""
 
-    def __init__(self, engine: Engine, jobs: Sequence[GenerateRequest], reading: Reading) -> None:
+    def __init__(
+        self, engine: Engine, jobs: Sequence[GenerateRequest], reading: Reading, metrics: Metrics
+    ) -> None:
         """At least one job; all of the same prompt."""
         self.jobs = jobs
+        self._metrics = metrics
         self._engine = engine
         self._reading = reading
         self._accounts = [Account() for _ in jobs]
+        self._reasons = ["broken" for _ in jobs]
+        self._began_s = trio.current_time()
         self._n_new = 0
         self._n_reasoning = 0
 
@@ -81,21 +87,26 @@ class Answering:
 
     async def run(self, take: Take) -> None:
         """All answers to their ends; `take` gets every piece. Raises what `Engine.generate` raises."""
-        if len(self.jobs) == 1:
-            await self._one(0, take)
-            return
-        async with trio.open_nursery() as nursery:
-            for index in range(len(self.jobs)):
-                nursery.start_soon(partial(self._one, index, take))
+        try:
+            if len(self.jobs) == 1:
+                await self._one(0, take)
+                return
+            async with trio.open_nursery() as nursery:
+                for index in range(len(self.jobs)):
+                    nursery.start_soon(partial(self._one, index, take))
+        finally:
+            self._metrics.ended(self.counts, self.account, self._reasons)
 
     async def _one(self, index: int, take: Take) -> None:
         reader = AnswerReader(self._reading)
         is_empty = True
+        came_s: float | None = None
         async with aclosing(self._engine.generate(self.jobs[index])) as events:
             async for event in events:
                 self._accounts[index] = event.account
                 delta = reader.push(event.text)
                 if isinstance(event, TokenEvent):
+                    came_s = self._time(came_s)
                     self._n_new += 1
                     self._n_reasoning += reader.is_thinking
                     is_empty &= not (delta.content.strip() or delta.calls)
@@ -104,8 +115,17 @@ class Answering:
                 delta = _joined(delta, reader.finish(event.finish_reason))
                 is_empty &= not (delta.content.strip() or delta.calls)
                 notice = EMPTY_NOTICE if is_empty and reader.is_thinking else None
-                reason = reader.finish_reason(event.finish_reason)
+                reason = self._reasons[index] = reader.finish_reason(event.finish_reason)
                 await take(Piece(index, delta, event.account, finish_reason=reason, notice=notice))
+
+    def _time(self, before_s: float | None) -> float:
+        """A token came now; the one before it at `before_s`."""
+        now_s = trio.current_time()
+        if before_s is None:
+            self._metrics.first_token.add(now_s - self._began_s)
+        else:
+            self._metrics.token_gap.add(now_s - before_s)
+        return now_s
 
 
 def _joined(first: Delta, second: Delta) -> Delta:

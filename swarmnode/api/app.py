@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from swarmnode.api.answers import (
 from swarmnode.api.body import read_body
 from swarmnode.api.event_stream import EventStream, Tell, end_when_gone
 from swarmnode.api.forms import Choice, ResponseForm, swarm_headers, usage_of
+from swarmnode.api.metrics import CONTENT_TYPE, Family, Metrics, RequestMeter
 from swarmnode.api.node_routes import NodeApi, node_routes
 from swarmnode.api.openai import (
     DEFAULT_MAX_TOKENS,
@@ -47,6 +48,19 @@ from swarmnode.services.engine import Engine, GenerateRequest
 from swarmnode.services.runners import Runner, Threads
 
 MAX_BODY_BYTES = 8 << 20
+
+_COUNTED = frozenset(
+    {
+        "/health",
+        "/metrics",
+        "/v1/models",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/api/swarm",
+    }
+)
+"""Routes that have a metric of their own."""
 
 Parse = Callable[[object], CompletionRequest]
 
@@ -66,6 +80,9 @@ class Served:
     node: NodeApi | None = None
     """What the node-local routes work with; None: there are none."""
     access: Access = field(default_factory=Access)
+    metrics: Metrics = field(default_factory=Metrics)
+    gauges: Callable[[], Sequence[Family]] = tuple
+    """Further metrics, of what is so now."""
 
 
 def build_app(served: Served) -> Starlette:
@@ -74,6 +91,7 @@ def build_app(served: Served) -> Starlette:
     app = Starlette(
         routes=[
             Route("/health", routes.health),
+            Route("/metrics", routes.metrics),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
@@ -91,9 +109,10 @@ def build_app(served: Served) -> Starlette:
 
 def _middleware(served: Served) -> list[Middleware]:
     """Pages of other origins are told outside of the guard, so that they can read its refusals."""
+    meter = Middleware(RequestMeter, metrics=served.metrics, routes=_COUNTED)
     guard = Middleware(AccessGuard, access=served.access)
     if not served.config.cors:
-        return [guard]
+        return [meter, guard]
     cors = Middleware(
         CORSMiddleware,
         allow_origins=served.config.cors,
@@ -102,7 +121,7 @@ def _middleware(served: Served) -> list[Middleware]:
         allow_private_network=True,
         expose_headers=["x-swarm-share-remote", "x-swarm-workers", "x-swarm-hedges", "x-swarm-fallbacks"],
     )
-    return [cors, guard]
+    return [meter, cors, guard]
 
 
 class _Routes:
@@ -114,6 +133,15 @@ class _Routes:
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        served = self._served
+        engine = served.engine
+        own = (
+            Family("swarmnode_slots_free", "gauge", "Slots that no answer uses.", [({}, engine.n_free)]),
+            Family("swarmnode_waiting", "gauge", "Answers that wait for a slot.", [({}, engine.n_waiting)]),
+        )
+        return Response(served.metrics.text((*own, *served.gauges())), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_entry()]})
@@ -218,7 +246,7 @@ class _Routes:
             tools=use.parameters if use.tools else None,
             one_call=bool(use.tools) and not use.parallel,
         )
-        return Answering(engine, jobs_for(job, asked.n, reading), reading)
+        return Answering(engine, jobs_for(job, asked.n, reading), reading, self._served.metrics)
 
     async def _whole(self, request: Request, answering: Answering, form: ResponseForm) -> Response:
         """All answers in one piece. A client that goes away meanwhile ends the generation."""

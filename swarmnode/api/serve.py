@@ -33,6 +33,7 @@ async def run(
     listener: trio.SocketListener,
     *,
     stalled_s: float = ApiConfig.stalled_s,
+    unsent_bytes: int = ApiConfig.unsent_bytes,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` on a listening socket until cancelled.
@@ -43,6 +44,9 @@ async def run(
     config = _OneSocket(listener.socket)
     if CAN_TIME_OUT:  # Hypercorn shields what it sends from every deadline; accepted sockets inherit this
         listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stalled_s * 1e3))
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # Bounds what waits in the kernel behind what is on its way, not the latter: bulk stays as fast.
+        listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
     config.accesslog = None
     config.errorlog = log
     config.graceful_timeout = 1.0

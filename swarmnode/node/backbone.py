@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from starlette.applications import Starlette
 from swarmnode.api import serve as api_serve
 from swarmnode.api.access import Access
 from swarmnode.api.app import Served, build_app
+from swarmnode.api.metrics import Family
 from swarmnode.api.node_routes import NodeApi
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device, DeviceInfo
@@ -53,7 +55,7 @@ from swarmnode.services.engine import Engine
 from swarmnode.services.gossip_state import GossipState
 from swarmnode.services.lost_nodes import LostNodes
 from swarmnode.services.market_watch import MarketWatch
-from swarmnode.services.members import Members, Worker
+from swarmnode.services.members import Members, Standing, Worker
 from swarmnode.services.node_token import load_or_create_token
 from swarmnode.services.prober import Prober
 from swarmnode.services.reachability import Reachability
@@ -310,8 +312,20 @@ def _app(
         config,
         node,
         access,
+        gauges=partial(_gauges, backbone),
     )
     return build_app(served)
+
+
+def _gauges(backbone: Backbone) -> list[Family]:
+    standings = Counter(worker.standing.value for worker in backbone.members.workers)
+    covered, total = backbone.state.coverage()
+    workers = [({"standing": standing.value}, float(standings[standing.value])) for standing in Standing]
+    experts = [({"state": "covered"}, float(covered)), ({"state": "all"}, float(total))]
+    return [
+        Family("swarmnode_workers", "gauge", "Connected workers by standing.", workers),
+        Family("swarmnode_experts", "gauge", "Routed experts, and those that workers answer for.", experts),
+    ]
 
 
 def load_model(options: BackboneOptions, index: ModelIndex, device: Device) -> tuple[Model, ExpertBank]:
