@@ -14,6 +14,8 @@ from swarmnode.api.answer_text import AnswerReader, Reading
 from swarmnode.api.deltas import Delta
 from swarmnode.api.forms import Counts
 from swarmnode.api.metrics import Metrics
+from swarmnode.errors import UsageError
+from swarmnode.models.grammar import GrammarConstraint
 from swarmnode.models.logprobs import TokenLogprobs
 from swarmnode.services.account import Account
 from swarmnode.services.engine import Engine, GenerateRequest, TokenEvent
@@ -45,8 +47,10 @@ class Piece:
 Take: TypeAlias = Callable[[Piece], Awaitable[None]]
 
 
-def jobs_for(job: GenerateRequest, n: int, reading: Reading) -> list[GenerateRequest]:
-    """`n` jobs like this one, with seeds of their own; each ends where its text says so."""
+def jobs_for(
+    job: GenerateRequest, n: int, reading: Reading, constraint: GrammarConstraint | None = None
+) -> list[GenerateRequest]:
+    """`n` jobs like this one, with seeds of their own; each ends where its text says so, and keeps to `constraint`."""
     jobs = []
     for number in range(n):
         seed = job.sampling.seed
@@ -54,7 +58,8 @@ def jobs_for(job: GenerateRequest, n: int, reading: Reading) -> list[GenerateReq
             seed = seed + number if seed + number < _LAST_SEED else seed + number - _LAST_SEED
         sampling = replace(job.sampling, seed=seed)
         ends = AnswerReader(reading).ends if reading.stops or reading.one_call else None
-        jobs.append(replace(job, sampling=sampling, ends=ends))
+        own = None if constraint is None else constraint.copy()
+        jobs.append(replace(job, sampling=sampling, ends=ends, constraint=own))
     return jobs
 
 
@@ -112,11 +117,17 @@ class Answering:
                     is_empty &= not (delta.content.strip() or delta.calls)
                     await take(Piece(index, delta, event.account, event.token, event.logprobs))
                     continue
+                self._check_form(index)
                 delta = _joined(delta, reader.finish(event.finish_reason))
                 is_empty &= not (delta.content.strip() or delta.calls)
                 notice = EMPTY_NOTICE if is_empty and reader.is_thinking else None
                 reason = self._reasons[index] = reader.finish_reason(event.finish_reason)
                 await take(Piece(index, delta, event.account, finish_reason=reason, notice=notice))
+
+    def _check_form(self, index: int) -> None:
+        constraint = self.jobs[index].constraint
+        if isinstance(constraint, GrammarConstraint) and constraint.failure is not None:
+            raise UsageError(f"the answer could not be kept to its schema any more: {constraint.failure}")
 
     def _time(self, before_s: float | None) -> float:
         """A token came now; the one before it at `before_s`."""

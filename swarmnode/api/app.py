@@ -40,10 +40,12 @@ from swarmnode.api.openai import (
     parse_chat_untrusted,
     parse_completion_untrusted,
 )
-from swarmnode.api.prompts import Prompts, parse_body_untrusted
+from swarmnode.api.prompts import Prompt, Prompts, parse_body_untrusted
+from swarmnode.api.rules import Rules
 from swarmnode.config import ApiConfig
 from swarmnode.errors import SwarmError
 from swarmnode.models.chat import ChatTemplate
+from swarmnode.models.grammar import GrammarConstraint
 from swarmnode.services.engine import Engine, GenerateRequest
 from swarmnode.services.runners import Runner, Threads
 
@@ -129,6 +131,7 @@ class _Routes:
         self._served = served
         engine = served.engine
         self._prompts = Prompts(engine.tokenizer, served.template, engine.model.n_ctx)
+        self._rules = Rules(engine.tokenizer, served.template)
         self._n_preparing = 0
 
     async def health(self, request: Request) -> Response:
@@ -226,7 +229,7 @@ class _Routes:
         engine = self._served.engine
         self._n_preparing += asked.n
         try:
-            prompt = await self._served.threads.run(partial(self._prompts.prompt, asked))
+            prompt, constraint = await self._served.threads.run(partial(self._read, asked))
         finally:
             self._n_preparing -= asked.n
         room = max(1, engine.model.n_ctx - len(prompt.tokens))
@@ -246,7 +249,12 @@ class _Routes:
             tools=use.parameters if use.tools else None,
             one_call=bool(use.tools) and not use.parallel,
         )
-        return Answering(engine, jobs_for(job, asked.n, reading), reading, self._served.metrics)
+        return Answering(engine, jobs_for(job, asked.n, reading, constraint), reading, self._served.metrics)
+
+    def _read(self, asked: CompletionRequest) -> tuple[Prompt, GrammarConstraint | None]:
+        """On a thread."""
+        prompt = self._prompts.prompt(asked)
+        return prompt, self._rules.constraint(asked, prompt)
 
     async def _whole(self, request: Request, answering: Answering, form: ResponseForm) -> Response:
         """All answers in one piece. A client that goes away meanwhile ends the generation."""

@@ -50,7 +50,8 @@ async def run(
     config.accesslog = None
     config.errorlog = log
     config.graceful_timeout = 1.0
-    config.keep_alive_timeout = 30.0
+    # Hypercorn keeps a connection that its client has closed just as long, if it was closed while the answer ended.
+    config.keep_alive_timeout = 5.0
     config.include_server_header = False
     # Starlette's and Hypercorn's types of the same ASGI callable differ.
     await hypercorn_serve(

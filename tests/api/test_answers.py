@@ -226,3 +226,40 @@ async def test_models_and_what_is_not_served(tmp_path: Path) -> None:
     assert refused.status_code == 400
     assert "embeddings are not served" in refused.json()["error"]["message"]
     assert refused.json()["error"]["code"] == "unsupported"
+
+
+async def test_answers_of_a_schema(tmp_path: Path) -> None:
+    """By a model of random weights, also with guessed tokens."""
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["ok", "n"],
+        "additionalProperties": False,
+    }
+    body = {
+        **CHAT,
+        "max_tokens": 300,
+        "temperature": 1.0,
+        "seed": 1,
+        "n": 2,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    async with open_client(tmp_path, n_ctx=2048) as (client, swarm):
+        whole, _ = await both(client, body)
+        swarm.backbone.engine.batcher.speculate = "always"
+        guessed = (await client.post("/v1/chat/completions", json=body)).json()
+        wrong = await client.post(
+            "/v1/chat/completions",
+            json={**CHAT, "response_format": {"type": "json_schema", "json_schema": 5}},
+        )
+        called = await client.post(
+            "/v1/chat/completions",
+            json={**CHAT, "max_tokens": 300, "tools": [TOOL], "tool_choice": "required"},
+        )
+    for choice in whole["choices"]:
+        assert choice["finish_reason"] == "stop"
+        assert set(json.loads(choice["message"]["content"])) == {"ok", "n"}
+    assert guessed["choices"] == whole["choices"]
+    assert wrong.status_code == 400
+    assert called.json()["choices"][0]["finish_reason"] in ("tool_calls", "length")
+    assert called.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
