@@ -211,7 +211,7 @@ async def test_clients_that_leave_free_their_slots(tmp_path: Path) -> None:
     async with open_processes() as processes:
         backbone, _, api = await start_backbone(tmp_path, processes)
         for _ in range(5):  # more than there are slots
-            await _ask_and_leave(api, {"prompt": "The door", "max_tokens": 2000, "stream": True})
+            await ask_and_leave(api, {"prompt": "The door", "max_tokens": 2000, "stream": True})
         async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:
             answer = await client.post(f"{api}/v1/completions", json={"prompt": "The door", "max_tokens": 2})
         assert answer.status_code == 200
@@ -235,7 +235,7 @@ async def test_ports_that_are_taken_are_named(tmp_path: Path) -> None:
         assert await backbone.stop() == 0
 
 
-async def _ask_and_leave(api: str, body: dict[str, object]) -> None:
+async def ask_and_leave(api: str, body: dict[str, object]) -> None:
     """Read the beginning of an answer, then hang up."""
     url = httpx.URL(api)
     content = json.dumps(body).encode()
