@@ -71,7 +71,7 @@ def _print(about: Description) -> None:
     say(f"routed experts    {format_bytes(about.routed_bytes)}")
     say(f"dense path        {format_bytes(about.dense_bytes)} (what a backbone must hold beside its state)")
     if about.mtp_bytes:
-        say(f"prediction blocks {format_bytes(about.mtp_bytes)} (not used)")
+        say(f"prediction blocks {format_bytes(about.mtp_bytes)} (guesses tokens: --speculate)")
     say("bytes of one expert")
     for n_bytes, layers in _runs(about):
         say(f"  {layers:<24} {n_bytes:>12,} B   {_fit(about, n_bytes)}")

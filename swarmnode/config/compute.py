@@ -52,6 +52,13 @@ class ModelsConfig:
     """Of the memory that is available, what `auto` takes at most. The file's own pages can go meanwhile."""
     kv_pad: int = 256
     """Attention looks at a multiple of this many KV cells, so that a graph serves 256 tokens before the next one."""
+    mtp: bool = True
+    """Whether a model's MTP block is loaded, if its file has one, so that `Model.draft` can guess. It takes the
+    KV cache of one more layer with full attention a slot (2 KB a token at the real sizes), and the last layer is run
+    for all tokens of a prompt."""
+    mtp_fill_tokens: int = 32
+    """So many tokens at most may be missing in the block's KV cache: entered together they cost one reading of three
+    of its matrices, and until then a hidden state each, 12 KB."""
     max_prompt_chars: int = 8 * MIB
     """Longest text a chat template may give: 32 characters for each of the 262,144 tokens of a context."""
     template_compile_s: float = 10.0

@@ -20,8 +20,10 @@ class Architecture(Protocol):
     name: str
     """`general.architecture`"""
 
-    def read_hparams(self, index: ModelIndex) -> Hparams:
-        """Read and check the metadata. ModelFileError or UnsupportedModelError naming the key."""
+    def read_hparams(self, index: ModelIndex, *, with_mtp: bool = False) -> Hparams:
+        """Read and check the metadata, of an MTP block, too, if it is to be used. ModelFileError or
+        UnsupportedModelError naming the key.
+        """
         ...
 
     def weights(self, hparams: Hparams, present: Container[str]) -> dict[str, WeightSpec]:
@@ -52,8 +54,31 @@ class Architecture(Protocol):
         """
         ...
 
-    def build_logits(self, b: LayerBuilder, x: Tensor) -> Tensor:
-        """x f32 [n_embd, T] behind the last layer -> logits f32 [n_vocab, T]."""
+    def build_hidden(self, b: LayerBuilder, x: Tensor) -> Tensor:
+        """x f32 [n_embd, T] behind the last layer -> the last hidden state, of the same sizes."""
+        ...
+
+    def build_logits(self, b: LayerBuilder, hidden: Tensor) -> Tensor:
+        """What `build_hidden` gave -> logits f32 [n_vocab, T]."""
+        ...
+
+    # -- the MTP block (b.layer is n_layer), if hparams.n_mtp says that there is one; between `build_nextn_input` and
+    # -- `build_nextn_hidden` it is a layer of the steps above
+
+    def build_nextn_input(self, b: LayerBuilder, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """Embeddings of the next tokens and hidden states, f32 [n_embd, T] each -> x f32 [n_embd, T]."""
+        ...
+
+    def build_nextn_fill(self, b: LayerBuilder, x: Tensor) -> None:
+        """Write into the slot's state what later tokens will look at, and nothing else."""
+        ...
+
+    def build_nextn_hidden(self, b: LayerBuilder, x: Tensor) -> Tensor:
+        """x f32 [n_embd, T] behind the block -> its hidden state, of the same sizes."""
+        ...
+
+    def build_nextn_logits(self, b: LayerBuilder, hidden: Tensor) -> Tensor:
+        """What `build_nextn_hidden` gave -> logits f32 [n_vocab, T]."""
         ...
 
 

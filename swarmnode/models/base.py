@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -62,11 +62,13 @@ class Checkpoint:
     n_past: int
     states: tuple[F32Array, ...]
     """The recurrent and convolution states of all recurrent layers."""
+    hidden: F32Array | None = None
+    """The last token's last hidden state, f32 [n_embd], if the model has an MTP block and there is a token."""
 
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
-        return sum(state.nbytes for state in self.states)
+        return sum(state.nbytes for state in self.states) + (0 if self.hidden is None else self.hidden.nbytes)
 
 
 class Model(Protocol):
@@ -83,6 +85,8 @@ class Model(Protocol):
     n_ctx: int
     """Tokens a slot holds."""
     n_slots: int
+    has_mtp: bool
+    """Whether it has an MTP block to guess with: `draft`."""
     callback: Callback | None
     """Debugging only: called with every intermediate while set; costs copies and all graph caching."""
 
@@ -144,6 +148,17 @@ class Model(Protocol):
         for the kept tokens: no weights are read, and no experts asked for.
         Raises UsageError (a bad slot, nothing to accept, another number of tokens), DeviceError, after which the slot
         is unusable until `reset` or `restore`.
+        """
+        ...
+
+    def draft(self, slot: int, token: int) -> Iterator[int]:
+        """Guess what comes behind `token`, which itself comes behind the slot's tokens: one more with each `next`, each
+        a graph of one token for the MTP block (which attends, and computes its experts, here) and the logits.
+
+        The slot stays as it is, whatever is guessed, but for checkpoints of later positions, which are void. Ends where
+        the context does, where the block's numbers are not finite, in an empty slot.
+        Raises UsageError (no MTP block, a bad or unusable slot, tokens that wait for `accept`, a bad token),
+        DeviceError.
         """
         ...
 

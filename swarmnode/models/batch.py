@@ -20,7 +20,8 @@ class TokenBatches:
     """Runs them, several side by side: between two calls a pass has in the buffers what it needs again, unless another
     one ran meanwhile; then it brings it back from a copy.
 
-    `n_kv_of(n)`: cells that attention looks at for the first n tokens of a slot.
+    `n_kv_of(n)`: cells that attention looks at for the first n tokens of a slot. `keep_hidden(slot, ids, hidden)` is
+    told the last hidden state of each token, f32 [1, n_embd], if the model has an MTP block.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class TokenBatches:
         embeddings: RowTable,
         attention_inputs: AttentionInputs,
         n_kv_of: Callable[[int], int],
+        keep_hidden: Callable[[Slot, list[int], F32Array], None],
     ) -> None:
         self._graphs = graphs
         self._buffers = buffers
@@ -38,6 +40,7 @@ class TokenBatches:
         self._embeddings = embeddings
         self._attention_inputs = attention_inputs
         self._n_kv_of = n_kv_of
+        self._keep_hidden = keep_hidden
         self._turn = 0
         """Counts turns: whoever has the last one has the buffers."""
 
@@ -47,8 +50,8 @@ class TokenBatches:
         """Run tokens[i] of slots[i] through all layers; logits f32 [n_out, n_vocab] of the first ones, None for 0.
 
         The caller has checked everything and keeps the slots' positions. The last layer's call has the first `n_out`
-        rows, and is left out without any; the other rows are only looked at for numbers that are not finite.
-        Raises DeviceError.
+        rows, and is left out without any; the other rows are only looked at for numbers that are not finite. With an
+        MTP block it has all rows. Raises DeviceError.
         """
         turn, n_layer, n_rows = self._next_turn(), self._hparams.n_layer, len(slots)
         cells_seen = self._write_inputs(slots)
@@ -56,7 +59,7 @@ class TokenBatches:
         for layer in range(n_layer):
             self._run_layer(layer, slots, cells_seen, values)
             self._check_finite(slots, read_part(self._buffers.squares, n_rows), layer)
-            n = n_rows if layer < n_layer - 1 else n_out
+            n = n_rows if layer < n_layer - 1 or self._hparams.n_mtp else n_out
             if n == 0:
                 return None
             call, kept = self._take_call(layer, n), self._take_residual(n)
@@ -66,9 +69,16 @@ class TokenBatches:
                 self._write_inputs(slots)
                 self._put_back(kept)
         write_part(self._buffers.given, values)
-        self._graphs.run_dense("logits", n_layer, n_out)
-        self._check_finite(slots, read_part(self._buffers.squares, n_out), n_layer - 1)
-        return read_part(self._buffers.logits, n_out, self._hparams.n_vocab)
+        self._graphs.run_dense("logits", n_layer, n)
+        self._check_finite(slots, read_part(self._buffers.squares, n), n_layer - 1)
+        self._tell_hidden(slots, tokens)
+        return read_part(self._buffers.logits, n_out, self._hparams.n_vocab) if n_out else None
+
+    def _tell_hidden(self, slots: Sequence[Slot], tokens: Sequence[int]) -> None:
+        if self._buffers.hidden is not None:
+            hidden = read_part(self._buffers.hidden, len(slots), self._hparams.n_embd)
+            for row, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
+                self._keep_hidden(slot, [token], hidden[row : row + 1])
 
     def _next_turn(self) -> int:
         self._turn += 1

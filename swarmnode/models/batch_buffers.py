@@ -56,6 +56,8 @@ class BatchBuffers:
     """f32, flat: StepShapes.into of each slot."""
     out: Tensor
     """f32, flat: StepShapes.out of each slot."""
+    hidden: Tensor | None = None
+    """f32 [E, n]: what the logits are made of, if the model has an MTP block."""
 
 
 def allocate_batch(tensors: WeightSet, sizes: Mapping[str, Sizes]) -> BatchBuffers:
@@ -74,6 +76,7 @@ def batch_sizes(
     rows: Sizes = (ggml.F32, (hparams.n_embd, n_slots))
     return {
         **dict.fromkeys(("given", "x", "residual", "shared", "rows"), rows),
+        **({"hidden": rows} if hparams.n_mtp else {}),
         "positions": (ggml.I32, (4 * n_slots,)),
         "columns": (ggml.I32, (n_slots,)),
         "cells": (ggml.I64, (n_slots,)),

@@ -169,12 +169,15 @@ class BatchGraphs:
         return g.build(self._dense_memory)
 
     def _build_logits(self, n_rows: int) -> Graph:
-        """`given` behind the last layer -> logits."""
+        """`given` behind the last layer -> logits, and what they are made of."""
         g, buffers = GraphBuilder(self._sources.device, _LOGITS_NODES), self._buffers
         b = self._builder(g, -1, n_rows)
         x = self._layer_input(b, self._sources.hparams.n_layer)
         g.expand(g.cpy(g.sum_rows(g.mul(x, x)), _first(g, buffers.squares, n_rows)))
-        g.expand(g.cpy(self._sources.architecture.build_logits(b, x), _first(g, buffers.logits, n_rows)))
+        hidden = self._sources.architecture.build_hidden(b, x)
+        if buffers.hidden is not None:
+            g.expand(g.cpy(hidden, _first(g, buffers.hidden, n_rows)))
+        g.expand(g.cpy(self._sources.architecture.build_logits(b, hidden), _first(g, buffers.logits, n_rows)))
         return g.build(self._dense_memory)
 
     def _build_post(self, layer: int, n_rows: int) -> Graph:

@@ -32,7 +32,9 @@ class Hparams:
     """
 
     n_layer: int
-    """'block_count' less 'nextn_predict_layers': the MTP blocks behind the last layer are not computed."""
+    """'block_count' less 'nextn_predict_layers'."""
+    n_mtp: int
+    """'nextn_predict_layers', the MTP blocks behind the last layer; 0 if they are not used."""
     n_embd: int
     """'embedding_length'"""
     n_vocab: int
@@ -70,7 +72,7 @@ class Hparams:
     ssm_dt_rank: int
     """'ssm.time_step_rank': V heads"""
     recurrent: tuple[bool, ...]
-    """For each layer: linear attention (True) or full attention; 'attention.recurrent_layers', else from
+    """For each layer and MTP block: linear attention (True) or full attention; 'attention.recurrent_layers', else from
     'full_attention_interval'"""
 
     @property
@@ -101,8 +103,9 @@ class MetadataReader(Metadata):
         if not isinstance(self.get(name), (np.ndarray, Sequence)):
             return self.integer(name, 1, MAX_HEADS)
         counts = self.integers(name, 0, MAX_HEADS)
-        if len(counts) < self.index.n_layer:
-            self.fail(name, f"has {len(counts)} entries for {self.index.n_layer} layers")
+        n_needed = max(self.index.n_layer, *(layer + 1 for layer in layers), 0)
+        if len(counts) < n_needed:
+            self.fail(name, f"has {len(counts)} entries for {n_needed} layers")
         used = {counts[layer] for layer in layers} or {max(counts)}
         if len(used) > 1:
             self.unsupported(name, f"differs between layers ({sorted(used)}); only equal layers are computed")

@@ -27,8 +27,9 @@ from swarmnode.models.layer_builder import LayerBuilder
 
 INPUT = "input"
 """f32 [T, n_embd]: embeddings for layer 0, else the routed output of the layer before."""
-ROWS, IDS, WEIGHTS, LOGITS = "rows", "ids", "weights", "logits"
-"""ROWS: what the routed experts of the layer at the cut get."""
+ROWS, IDS, WEIGHTS, HIDDEN, LOGITS = "rows", "ids", "weights", "hidden", "logits"
+"""ROWS: what the routed experts of the layer at the cut get. HIDDEN: f32 [T, n_embd], what the logits are made of; an
+output if the model has an MTP block."""
 _SQUARES = "squares"
 """f32 [T, 1], finite if and only if what comes out for the token is (and less than 1e19): one number to look at."""
 
@@ -125,17 +126,18 @@ class LayerGraphs:
         *,
         n_tokens: int,
         n_out: int,
+        n_logits: int,
         n_kv: int,
         tentative: bool = False,
     ) -> LayerGraph:
         """The graph from layer `first` to the next cut, len(whole) layers on; the logits if that is behind the last.
 
-        `whole`: the routed experts of the layers before the cut. `n_out` of `n_tokens` are left at the cut. If they are
-        `tentative` the recurrent states stay as they are. Unless `is_cached`, it must be closed before the next one is
-        asked for.
+        `whole`: the routed experts of the layers before the cut. `n_out` of `n_tokens` are left at the cut, and the
+        last `n_logits` of these get logits (a single token always does). If they are `tentative` the recurrent states
+        stay as they are. Unless `is_cached`, it must be closed before the next one is asked for.
         """
         if n_tokens > 1 or self.traces or tentative:
-            return self._build(slot, first, whole, n_tokens, n_out, n_kv, tentative)
+            return self._build(slot, first, whole, n_tokens, n_out, n_logits, n_kv, tentative)
         graphs, key = self._decode[slot], (first, first + len(whole))
         kept = graphs.get(key)
         if kept is not None:
@@ -144,7 +146,7 @@ class LayerGraphs:
                 return kept
             graphs.pop(key).close()
         self._make_room(graphs, len(whole) + 1)
-        graphs[key] = self._build(slot, first, whole, 1, 1, n_kv, False)
+        graphs[key] = self._build(slot, first, whole, 1, 1, 1, n_kv, False)
         return graphs[key]
 
     def _make_room(self, graphs: OrderedDict[tuple[int, int], LayerGraph], n_layers: int) -> None:
@@ -170,6 +172,7 @@ class LayerGraphs:
         whole: tuple[StackedExperts, ...],
         n_tokens: int,
         n_out: int,
+        n_logits: int,
         n_kv: int,
         tentative: bool,
     ) -> LayerGraph:
@@ -202,9 +205,8 @@ class LayerGraphs:
         for layer, experts in enumerate(whole, first):
             x = self._add_whole_layer(builder(layer), x, experts)
         if cut == n_layer:
-            b = builder(-1)
             g.output(_SQUARES, g.sum_rows(g.mul(x, x)))
-            g.output(LOGITS, self._sources.architecture.build_logits(b, x))
+            self._add_logits(builder(-1), x, n_logits)
         else:
             self._add_cut_layer(builder(cut), slot, x)
         graph = g.build(None if is_cached else self._workspace)
@@ -226,6 +228,15 @@ class LayerGraphs:
         b.g.output(ids_name(b.layer), b.g.cont(out.ids))
         routed = add_routed_experts(b.g, experts, out.rows, out.ids, out.weights)
         return _layer_output(b, routed, out.shared, out.residual, b.layer)
+
+    def _add_logits(self, b: LayerBuilder, x: Tensor, n_logits: int) -> None:
+        hidden = self._sources.architecture.build_hidden(b, x)
+        if self._sources.hparams.n_mtp:
+            b.g.output(HIDDEN, hidden)
+        if n_logits:
+            stride, n = hidden.nb[1], hidden.ne[1]
+            last = b.g.view(hidden, (hidden.ne[0], n_logits), (stride,), (n - n_logits) * stride)
+            b.g.output(LOGITS, self._sources.architecture.build_logits(b, hidden if n_logits == n else last))
 
     def _add_cut_layer(self, b: LayerBuilder, slot: int, x: Tensor) -> None:
         g = b.g

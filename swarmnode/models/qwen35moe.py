@@ -1,8 +1,8 @@
 """Qwen3.5-MoE (`qwen35moe`): gated full attention in every fourth layer, gated delta nets in the others, and in
 all of them routed experts beside one gated shared expert.
 
-Same arithmetic in the same order as llama.cpp's src/models/qwen35moe.cpp, text only. MTP blocks (behind the last
-layer) are not computed.
+Same arithmetic in the same order as llama.cpp's src/models/qwen35moe.cpp, text only. Behind the last layer a file may
+have an MTP block: a full-attention layer with routed experts, between the ends of blocks/nextn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from swarmnode.models.blocks.attention import (
     attention_weights,
     finish_attention,
     project_attention,
+    store_attention,
 )
 from swarmnode.models.blocks.delta_net import (
     delta_net_shapes,
@@ -35,6 +36,7 @@ from swarmnode.models.blocks.moe import (
     router_weights,
     shared_expert_weights,
 )
+from swarmnode.models.blocks.nextn import HEAD, join_nextn, nextn_hidden, nextn_weights
 from swarmnode.models.blocks.steps import Projected, StepShapes
 from swarmnode.models.hparams import (
     MAX_CHANNELS,
@@ -72,16 +74,20 @@ class Qwen35Moe:
 
     name = "qwen35moe"
 
-    def read_hparams(self, index: ModelIndex) -> Hparams:
-        """Read and check the metadata. ModelFileError or UnsupportedModelError naming the key."""
+    def read_hparams(self, index: ModelIndex, *, with_mtp: bool = False) -> Hparams:
+        """Read and check the metadata, of an MTP block, too, if it is to be used. ModelFileError or
+        UnsupportedModelError naming the key.
+        """
         reader = MetadataReader(index)
         reader.refuse_unless(NEUTRAL_KEYS)
-        recurrent = _read_recurrent(reader)
+        n_mtp = _read_n_mtp(reader) if with_mtp else 0
+        recurrent = _read_recurrent(reader, n_mtp)
         n_head, n_head_kv, n_embd_head = _read_heads(reader, recurrent)
         d_state, n_group, dt_rank = _read_ssm(reader)
         n_rot = _read_n_rot(reader, n_embd_head)
         return Hparams(
             n_layer=index.n_layer,
+            n_mtp=n_mtp,
             n_embd=index.n_embd,
             n_vocab=index.tensors["token_embd.weight"].ne[1],
             n_ctx_train=reader.integer("context_length", 1, MAX_CONTEXT),
@@ -115,7 +121,7 @@ class Qwen35Moe:
             "output_norm.weight": vector(hparams.n_embd),
             "output.weight": replace(embedding, is_optional=True),
         }
-        for layer in range(hparams.n_layer):
+        for layer in range(hparams.n_layer + hparams.n_mtp):
             fused_qkv = f"blk.{layer}.attn_qkv.weight" in present
             for name, spec in _layer_weights(hparams, layer, fused_qkv).items():
                 weights[f"blk.{layer}.{name}"] = spec
@@ -151,11 +157,33 @@ class Qwen35Moe:
         ids, weights = build_router(b, cur)
         return LayerOutput(cur, ids, weights, build_shared_expert(b, cur), residual)
 
-    def build_logits(self, b: LayerBuilder, x: Tensor) -> Tensor:
-        """x f32 [n_embd, T] -> logits f32 [n_vocab, T]."""
-        x = b.cb(b.rms_norm(x, b.global_weight("output_norm.weight")), "result_norm")
+    def build_hidden(self, b: LayerBuilder, x: Tensor) -> Tensor:
+        """x f32 [n_embd, T] -> the last hidden state, of the same sizes."""
+        return b.cb(b.rms_norm(x, b.global_weight("output_norm.weight")), "result_norm")
+
+    def build_logits(self, b: LayerBuilder, hidden: Tensor) -> Tensor:
+        """What `build_hidden` gave -> logits f32 [n_vocab, T]."""
         name = "output.weight" if b.has_global_weight("output.weight") else "token_embd.weight"
-        return b.cb(b.mul_mat(b.global_weight(name), x), "result_output")
+        return b.cb(b.mul_mat(b.global_weight(name), hidden), "result_output")
+
+    def build_nextn_input(self, b: LayerBuilder, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """Both norms, side by side, projected."""
+        return join_nextn(b, embedding, hidden)
+
+    def build_nextn_fill(self, b: LayerBuilder, x: Tensor) -> None:
+        """K and V."""
+        _, k, v = self.build_pre(b, x).into
+        store_attention(b, k, v)
+
+    def build_nextn_hidden(self, b: LayerBuilder, x: Tensor) -> Tensor:
+        """The block's last norm, or the model's."""
+        return nextn_hidden(b, x)
+
+    def build_nextn_logits(self, b: LayerBuilder, hidden: Tensor) -> Tensor:
+        """By the block's head, or the model's."""
+        if b.has_weight(HEAD):
+            return b.mul_mat(b.weight(HEAD), hidden)
+        return self.build_logits(b, hidden)
 
 
 def _layer_weights(hparams: Hparams, layer: int, fused_qkv: bool) -> dict[str, WeightSpec]:
@@ -166,19 +194,29 @@ def _layer_weights(hparams: Hparams, layer: int, fused_qkv: bool) -> dict[str, W
         attention = delta_net_weights(hparams)
     else:
         attention = attention_weights(hparams, fused_qkv=fused_qkv)
-    return norms | attention | router_weights(hparams) | shared_expert_weights(hparams)
+    ends = nextn_weights(hparams) if layer >= hparams.n_layer else {}
+    return norms | attention | router_weights(hparams) | shared_expert_weights(hparams) | ends
 
 
-def _read_recurrent(reader: MetadataReader) -> tuple[bool, ...]:
-    """Which layers are recurrent: the list if there is one, else all but every n-th."""
+def _read_n_mtp(reader: MetadataReader) -> int:
+    name, n_mtp = "nextn_predict_layers", reader.index.n_mtp
+    if n_mtp > 1:
+        reader.unsupported(name, f"is {n_mtp}; one MTP block is computed at most (--speculate ngram: none)")
+    return n_mtp
+
+
+def _read_recurrent(reader: MetadataReader, n_mtp: int) -> tuple[bool, ...]:
+    """Which layers are recurrent: the list if there is one, else all but every n-th; MTP blocks never are."""
     n_layer, name = reader.index.n_layer, "attention.recurrent_layers"
     if reader.has(name):
         flags = reader.flags(name)
-        if len(flags) < n_layer:
-            reader.fail(name, f"has {len(flags)} entries for {n_layer} layers")
-        return tuple(flags[:n_layer])
+        if len(flags) < n_layer + n_mtp:
+            reader.fail(name, f"has {len(flags)} entries for {n_layer + n_mtp} layers")
+        if any(flags[n_layer : n_layer + n_mtp]):
+            reader.unsupported(name, "has a recurrent MTP block (--speculate ngram: none is computed)")
+        return tuple(flags[: n_layer + n_mtp])
     interval = reader.integer("full_attention_interval", 1, 1 << 16, 4)
-    return tuple((layer + 1) % interval != 0 for layer in range(n_layer))
+    return *((layer + 1) % interval != 0 for layer in range(n_layer)), *[False] * n_mtp
 
 
 def _read_heads(reader: MetadataReader, recurrent: Sequence[bool]) -> tuple[int, int, int]:

@@ -14,6 +14,9 @@ class Tentative:
     """A pass whose tokens may be taken back: it has left the slot's recurrent states as they were."""
 
     n_tokens: int
+    ids: list[int] = field(default_factory=list)
+    hidden: F32Array | None = None
+    """Tokens and their last hidden states, f32 [n_tokens, n_embd], for an MTP block."""
     inputs: dict[int, tuple[F32Array, ...]] = field(default_factory=dict)
     """What the core of each recurrent layer was given, f32 [n_tokens, ...] each, to take the states on with."""
 
@@ -39,6 +42,10 @@ class Slot:
         """A pass begins: from `n_past` on, cells are written. `n_tentative`: its tokens, if they may be taken back."""
         self.unfinished = True
         self.tentative = Tentative(n_tentative) if n_tentative else None
+        self.forget_later()
+
+    def forget_later(self) -> None:
+        """Cells from `n_past` on are about to be written: checkpoints of later positions are void."""
         for checkpoint in [kept for kept in self.checkpoints if kept.n_past > self.n_past]:
             self.checkpoints.discard(checkpoint)
 

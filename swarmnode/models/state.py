@@ -51,7 +51,7 @@ class SlotStates:
             raise
 
     def _allocate(self, slot: int, architecture: Architecture, hparams: Hparams, n_ctx: int) -> None:
-        for layer in range(hparams.n_layer):
+        for layer in range(hparams.n_layer + hparams.n_mtp):
             for name, (ggml_type, ne) in architecture.layer_states(hparams, layer, n_ctx).items():
                 full_name = state_name(slot, layer, name)
                 self.tensors.state(full_name, ggml_type, ne)
@@ -106,7 +106,7 @@ def _check_memory(
     """DeviceError for states and `n_bytes` of buffers larger than the device's memory, which the system may promise all
     the same.
     """
-    for layer in range(hparams.n_layer):
+    for layer in range(hparams.n_layer + hparams.n_mtp):
         for ggml_type, ne in architecture.layer_states(hparams, layer, n_ctx).values():
             n_bytes += n_slots * ggml.row_bytes(ggml_type, ne[0]) * math.prod(ne[1:])
     available = device.info.memory_total_bytes

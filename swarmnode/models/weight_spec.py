@@ -49,15 +49,21 @@ def vector(*ne: int) -> WeightSpec:
 
 
 def bind_weights(
-    index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec], config: ModelsConfig
+    index: ModelIndex,
+    device: Device,
+    specs: Mapping[str, WeightSpec],
+    config: ModelsConfig,
+    *,
+    with_mtp: bool = False,
 ) -> WeightSet:
     """Check and bind the dense weights; on the CPU device only what is repacked (`config.repack`) is copied.
+    `with_mtp`: `specs` are of MTP blocks, too.
 
     Raises ModelFileError (missing tensor, wrong shape, numbers that are not finite) or UnsupportedModelError (wrong
     type, or a tensor that the architecture's graphs would leave out), both naming file and tensor; DeviceError if
     memory runs out.
     """
-    _check_weights(index, specs)
+    _check_weights(index, specs, with_mtp)
     repacked = _to_repack(index, device, specs, config)
     buffer_type = repack_buffer_type(device) if repacked else None
     weights = WeightSet(device)
@@ -76,14 +82,17 @@ def bind_weights(
 def _to_repack(
     index: ModelIndex, device: Device, specs: Mapping[str, WeightSpec], config: ModelsConfig
 ) -> frozenset[str]:
-    """Names of the matrices to copy into the order that the CPU's kernels like best."""
+    """Names of the matrices to copy into the order that the CPU's kernels like best.
+
+    None of an MTP block: what the model answers must not depend on whether it has one and memory is scarce.
+    """
     buffer_type = repack_buffer_type(device)
     if buffer_type is None:
         return frozenset()
     matrices = [
         index.tensors[name]
         for name, spec in specs.items()
-        if spec.is_matrix and spec.on_device and name in index.tensors
+        if spec.is_matrix and spec.on_device and name in index.tensors and name not in index.mtp_tensors
     ]
     types = repacked_types(device, buffer_type, {ref.ggml_type for ref in matrices}, config.repack)
     chosen = [ref for ref in matrices if ref.ggml_type in types]
@@ -95,9 +104,9 @@ def _to_repack(
     return frozenset(ref.name for ref in chosen)
 
 
-def _check_weights(index: ModelIndex, specs: Mapping[str, WeightSpec]) -> None:
+def _check_weights(index: ModelIndex, specs: Mapping[str, WeightSpec], with_mtp: bool) -> None:
     file = str(index.paths[0])
-    for name in index.dense_tensors:
+    for name in (*index.dense_tensors, *(index.mtp_tensors if with_mtp else ())):
         if name not in specs:
             raise UnsupportedModelError(f"{file}: tensor {name!r} is not part of {index.architecture} here")
     for name, spec in specs.items():

@@ -8,7 +8,7 @@ not explode.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,11 @@ class TinyModel:
 
     `up_type`: of ffn_gate_exps, ffn_up_exps or the fused one; `down_types`: of ffn_down_exps, layer i takes
     entry i % len. `dense_layers`: layers with one plain FFN instead of experts (index and manifest only: no
-    qwen35moe model has them). `n_parts`: split into that many files, the first without tensors if
-    `empty_first_part`.
+    qwen35moe model has them). `mtp_block`: one MTP block behind the layers, `mtp_own_head` with embeddings and a head
+    of its own (and without a norm), `mtp_copies`: one (without a norm, too) that hands the next token's embedding on,
+    so that its guesses are right wherever a token follows from the one before it alone; that is the more often, the
+    less branches add (`branch_scale`). `n_mtp_claimed`: what the metadata says instead of 1. `n_parts`: split into that
+    many files, the first without tensors if `empty_first_part`.
     """
 
     n_embd: int = 256
@@ -69,6 +72,10 @@ class TinyModel:
     tied_embeddings: bool = False
     dense_layers: tuple[int, ...] = ()
     mtp_block: bool = False
+    mtp_own_head: bool = False
+    mtp_copies: bool = False
+    n_mtp_claimed: int | None = None
+    branch_scale: float = _BRANCH_SCALE
     recurrent_layers_key: bool = False
     n_parts: int = 1
     empty_first_part: bool = False
@@ -154,7 +161,7 @@ class _Weights:
         yield self._norm(block + "attn_q_norm.weight", m.head_dim)
         yield self._norm(block + "attn_k_norm.weight", m.head_dim)
         output = block + "attn_output.weight"
-        yield self._matrix(output, m.dense_type, m.n_embd, m.n_head * m.head_dim, scale=_BRANCH_SCALE)
+        yield self._matrix(output, m.dense_type, m.n_embd, m.n_head * m.head_dim, scale=m.branch_scale)
 
     def _delta_net(self, block: str) -> Iterator[_Tensor]:
         m, rng = self._model, self._rng
@@ -168,7 +175,7 @@ class _Weights:
         yield self._matrix(block + "ssm_beta.weight", m.dense_type, m.n_v_heads, m.n_embd)
         yield self._matrix(block + "ssm_alpha.weight", m.dense_type, m.n_v_heads, m.n_embd)
         yield self._norm(block + "ssm_norm.weight", m.state_size)
-        yield self._matrix(block + "ssm_out.weight", m.dense_type, m.n_embd, inner, scale=_BRANCH_SCALE)
+        yield self._matrix(block + "ssm_out.weight", m.dense_type, m.n_embd, inner, scale=m.branch_scale)
 
     def _moe(self, block: str, layer: int) -> Iterator[_Tensor]:
         m = self._model
@@ -180,25 +187,34 @@ class _Weights:
         else:
             yield _Tensor(block + "ffn_gate_exps.weight", m.up_type, gate)
             yield _Tensor(block + "ffn_up_exps.weight", m.up_type, up)
-        down = self._gauss(m.n_expert, m.n_embd, m.n_ff) * np.float32(_BRANCH_SCALE)
+        down = self._gauss(m.n_expert, m.n_embd, m.n_ff) * np.float32(m.branch_scale)
         yield _Tensor(block + "ffn_down_exps.weight", m.down_types[layer % len(m.down_types)], down)
         yield _Tensor(block + "ffn_gate_inp_shexp.weight", "F32", self._gauss(1, m.n_embd)[0])
         yield self._matrix(block + "ffn_gate_shexp.weight", m.dense_type, m.n_ff_shared, m.n_embd)
         yield self._matrix(block + "ffn_up_shexp.weight", m.dense_type, m.n_ff_shared, m.n_embd)
         name = block + "ffn_down_shexp.weight"
-        yield self._matrix(name, m.dense_type, m.n_embd, m.n_ff_shared, scale=_BRANCH_SCALE)
+        yield self._matrix(name, m.dense_type, m.n_embd, m.n_ff_shared, scale=m.branch_scale)
 
     def _dense_ffn(self, block: str) -> Iterator[_Tensor]:
         m = self._model
         yield self._matrix(block + "ffn_gate.weight", m.dense_type, m.n_ff, m.n_embd)
         yield self._matrix(block + "ffn_up.weight", m.dense_type, m.n_ff, m.n_embd)
-        yield self._matrix(block + "ffn_down.weight", m.dense_type, m.n_embd, m.n_ff, scale=_BRANCH_SCALE)
+        yield self._matrix(block + "ffn_down.weight", m.dense_type, m.n_embd, m.n_ff, scale=m.branch_scale)
 
     def _mtp(self, prefix: str) -> Iterator[_Tensor]:
         m = self._model
-        yield self._matrix(prefix + "eh_proj.weight", m.dense_type, m.n_embd, 2 * m.n_embd)
-        for name in ("enorm", "hnorm", "shared_head_norm"):
-            yield self._norm(f"{prefix}{name}.weight", m.n_embd)
+        joined, enorm = self._gauss(m.n_embd, 2 * m.n_embd), self._norm(prefix + "enorm.weight", m.n_embd)
+        if m.mtp_copies:
+            joined = np.eye(m.n_embd, 2 * m.n_embd, dtype=np.float32)
+            enorm = replace(enorm, values=np.ones_like(enorm.values))
+        yield _Tensor(prefix + "eh_proj.weight", m.dense_type, joined)
+        yield enorm
+        yield self._norm(prefix + "hnorm.weight", m.n_embd)
+        if not m.mtp_own_head and not m.mtp_copies:
+            yield self._norm(prefix + "shared_head_norm.weight", m.n_embd)
+        if m.mtp_own_head:
+            for name in ("embed_tokens", "shared_head_head"):
+                yield self._matrix(f"{prefix}{name}.weight", m.embd_type, m.n_vocab, m.n_embd, scale=3.0)
 
     def _gauss(self, *shape: int) -> F32Array:
         """Variance 1 / (length of a row)."""
@@ -279,7 +295,7 @@ def add_metadata(writer: GGUFWriter, m: TinyModel) -> None:
         "full_attention_interval": m.full_attention_interval,
     }
     if m.mtp_block:
-        counts["nextn_predict_layers"] = 1
+        counts["nextn_predict_layers"] = 1 if m.n_mtp_claimed is None else m.n_mtp_claimed
     for key, value in counts.items():
         writer.add_uint32(p + key, value)
     writer.add_float32(p + "attention.layer_norm_rms_epsilon", 1e-6)

@@ -77,6 +77,21 @@ def find_expert_layers(
     return layers
 
 
+def find_block_experts(
+    path: Path, tensors: Mapping[str, StoredTensor], *, block: int, n_expert: int, n_embd: int
+) -> LayerLayout:
+    """Layout of the routed experts of one block, which has to have some: the MTP block behind the last layer.
+
+    Raises ModelFileError, UnsupportedModelError as `find_expert_layers`.
+    """
+    for name in tensors:
+        extra = _EXPERT_EXTRA_NAME.fullmatch(name)
+        if extra and int(extra[1]) == block:
+            _refuse_extra(path, name)
+    kinds = tuple(kind for kind in _EXPERT_KINDS if tensor_name(block, kind) in tensors)
+    return _layout(path, block, kinds, tensors, n_expert, n_embd)
+
+
 def _refuse_unsupported(path: Path, tensors: Mapping[str, StoredTensor], n_layer: int) -> None:
     for name in tensors:
         if _PER_EXPERT_NAME.fullmatch(name):
@@ -86,9 +101,11 @@ def _refuse_unsupported(path: Path, tensors: Mapping[str, StoredTensor], n_layer
             )
         extra = _EXPERT_EXTRA_NAME.fullmatch(name)
         if extra and int(extra[1]) < n_layer:
-            raise UnsupportedModelError(
-                f"{path}: tensor {name!r}: experts with biases or scales cannot be computed"
-            )
+            _refuse_extra(path, name)
+
+
+def _refuse_extra(path: Path, name: str) -> NoReturn:
+    raise UnsupportedModelError(f"{path}: tensor {name!r}: experts with biases or scales cannot be computed")
 
 
 def _layout(

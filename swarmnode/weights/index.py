@@ -18,7 +18,12 @@ import numpy as np
 
 from swarmnode.compute.layout import LayerLayout
 from swarmnode.errors import ModelFileError, UnsupportedModelError
-from swarmnode.weights.expert_layers import find_expert_layers, is_expert_tensor, tensor_name
+from swarmnode.weights.expert_layers import (
+    find_block_experts,
+    find_expert_layers,
+    is_expert_tensor,
+    tensor_name,
+)
 from swarmnode.weights.gguf_file import GgufFile
 from swarmnode.weights.gguf_values import GgufValue, ValueType
 from swarmnode.weights.limits import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH
@@ -41,10 +46,11 @@ class ModelIndex:
     """An opened model. A context manager; views handed out stay valid after `close()`.
 
     `paths`: its parts in order. `metadata`: the first part's values (int, float, bool, str, numpy array,
-    StringArray). `tensors`: all tensors by name, in file order. `architecture`; `n_layer`: without the MTP
-    blocks behind it; `n_embd`, `n_expert`, `n_expert_used`. `expert_layers`: layouts of the layers that have
-    routed experts (dense layers are absent, MTP blocks ignored). `dense_tensors`: names of everything the
-    backbone computes itself, that is, no routed experts and no MTP block.
+    StringArray). `tensors`: all tensors by name, in file order. `architecture`; `n_layer`: without the `n_mtp`
+    MTP blocks behind it; `n_embd`, `n_expert`, `n_expert_used`. `expert_layers`: layouts of the layers that have
+    routed experts (dense layers are absent, MTP blocks left out). `dense_tensors`: names of everything the
+    backbone computes itself, that is, no routed experts and no MTP block; `mtp_tensors`: of the MTP blocks, without
+    their routed experts.
     """
 
     def __init__(self, parts: tuple[GgufFile, ...]) -> None:
@@ -67,7 +73,8 @@ class ModelIndex:
         )
         self.n_embd = self.integer("embedding_length", 1, MAX_WIDTH)
         n_blocks = self.integer("block_count", 1, MAX_LAYERS)
-        self.n_layer = n_blocks - self.integer("nextn_predict_layers", 0, n_blocks - 1, default=0)
+        self.n_mtp = self.integer("nextn_predict_layers", 0, n_blocks - 1, default=0)
+        self.n_layer = n_blocks - self.n_mtp
         self.n_expert = self._n_expert()
         self.n_expert_used = self.integer("expert_used_count", 1, self.n_expert)
         self._check_promises(n_blocks)
@@ -100,6 +107,18 @@ class ModelIndex:
     @cached_property
     def dense_tensors(self) -> tuple[str, ...]:
         return tuple(name for name in self.tensors if not is_expert_tensor(name) and not self._is_mtp(name))
+
+    @cached_property
+    def mtp_tensors(self) -> tuple[str, ...]:
+        return tuple(name for name in self.tensors if not is_expert_tensor(name) and self._is_mtp(name))
+
+    def mtp_experts(self, block: int) -> LayerLayout:
+        """Layout of the routed experts of an MTP block. ModelFileError, UnsupportedModelError as `open`: here, because
+        a model runs without the block, and workers never see it.
+        """
+        return find_block_experts(
+            self._path, self.tensors, block=block, n_expert=self.n_expert, n_embd=self.n_embd
+        )
 
     def data(self, name: str) -> memoryview:
         """A tensor's bytes, u8 [n_bytes]: a read-only view of the mapping. KeyError if there is no such

@@ -16,7 +16,8 @@ from swarmnode.weights.index import ModelIndex
 class Description:
     """`parts`: the files. `expert_bytes`: layer -> bytes of one of its experts; dense layers are absent.
     `quantisation`: kind of tensor (`ffn_down_exps`, `token_embd` ...) -> type name -> number of tensors, MTP block
-    included. `dense_bytes`: all that the backbone computes itself, `mtp_bytes`: of the MTP block, which is not used.
+    included. `dense_bytes`: all that the backbone computes itself, `mtp_bytes`: of the MTP block, its
+    experts included.
     """
 
     name: str

@@ -59,6 +59,7 @@ def open_local(
     device_name: str = "CPU",
     n_threads: int = 1,
     repack: Repack = "auto",
+    mtp: bool = True,
 ) -> Iterator[LocalModel]:
     """Open a GGUF with all experts bound; `own_memory`: treat the CPU as a device that shares none."""
     with ModelIndex.open(path) as index:
@@ -68,7 +69,8 @@ def open_local(
         for layer, layout in index.expert_layers.items():
             stacked = {kind: index.data(f"blk.{layer}.{kind}.weight") for kind in layout.kinds}
             bank.bind(layout, range(layout.n_expert), stacked)
-        model = open_model(index, device, n_ctx, n_slots, ModelsConfig(n_ubatch=n_ubatch, repack=repack))
+        config = ModelsConfig(n_ubatch=n_ubatch, repack=repack, mtp=mtp)
+        model = open_model(index, device, n_ctx, n_slots, config)
         try:
             yield LocalModel(
                 index,
@@ -92,10 +94,13 @@ def open_tiny(
     n_slots: int = 1,
     n_ubatch: int = 512,
     own_memory: bool = False,
+    mtp: bool = True,
 ) -> Iterator[LocalModel]:
     """Write a tiny random model and open it."""
     path = write_tiny_gguf(folder / "tiny.gguf", tiny)
-    with open_local(path, n_ctx=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch, own_memory=own_memory) as local:
+    with open_local(
+        path, n_ctx=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch, own_memory=own_memory, mtp=mtp
+    ) as local:
         yield local
 
 

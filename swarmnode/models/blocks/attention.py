@@ -71,7 +71,7 @@ def project_attention(b: LayerBuilder, cur: Tensor, rope_mode: int) -> Projected
 
 def attend(b: LayerBuilder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Write k and v of the new tokens of a slot into its cache and look at it: f32 [head, n_head, T]."""
-    _store(b, k, v)
+    store_attention(b, k, v)
     return _attend(b, q)
 
 
@@ -107,8 +107,8 @@ def _rope(b: LayerBuilder, x: Tensor, mode: int) -> Tensor:
     return b.g.rope_multi(x, b.inp_pos(), hp.n_rot, hp.rope_sections, mode, hp.n_ctx_train, hp.rope_freq_base)
 
 
-def _store(b: LayerBuilder, k: Tensor, v: Tensor) -> None:
-    """Write k and v of the new tokens into their cells of the cache."""
+def store_attention(b: LayerBuilder, k: Tensor, v: Tensor) -> None:
+    """Write k and v of the new tokens, as `project_attention` gave them, into their cells of the cache."""
     g = b.g
     flat_k = g.reshape(k, b.hparams.n_embd_kv, b.n_tokens)
     g.expand(g.set_rows(b.state(K_CACHE), flat_k, b.kv_idx()))
