@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import click
 import trio
@@ -38,7 +38,7 @@ from swarmnode.cli.common import (
 from swarmnode.cli.invite import own_hosts
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
-from swarmnode.config import Config, Repack, Speculate
+from swarmnode.config import Config, Drafts, EngineConfig, Repack, Speculate
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
@@ -108,10 +108,11 @@ from swarmnode.services.reports import (
 )
 @click.option(
     "--speculate",
-    type=click.Choice(get_args(Speculate)),
+    type=click.Choice(["auto", "mtp", "ngram", "always", "never"]),
     default="auto",
     show_default=True,
-    help="Try out guessed tokens; auto: where steps wait for workers. Answers are the same.",
+    help="Try out guessed tokens where steps wait for workers, or always, or never. mtp: guesses of the model's MTP "
+    "block only; ngram: from the text so far only. Answers are the same.",
 )
 @click.option(
     "--repack",
@@ -143,7 +144,7 @@ def command(
     deadline_ms: int | None,
     send: Literal["auto", "always"],
     local_budget: int | None,
-    speculate: Speculate,
+    speculate: str,
     repack: Repack,
     device: str | None,
     threads: int,
@@ -164,7 +165,7 @@ def command(
     config = _config_of(threads, deadline_ms, send, local_budget)
     config = replace(
         config,
-        engine=replace(config.engine, speculate=speculate),
+        engine=_engine_of(config.engine, speculate),
         models=replace(config.models, repack=repack),
         api=replace(config.api, cors=checked_origins(cors)),
     )
@@ -204,6 +205,13 @@ def _config_of(
 ) -> Config:
     config = config_of(threads, deadline_ms)
     return replace(config, dispatch=replace(config.dispatch, send=send, local_budget_bytes=local_budget))
+
+
+def _engine_of(engine: EngineConfig, speculate: str) -> EngineConfig:
+    """One option says when to guess, and from what."""
+    if speculate in get_args(Drafts) and speculate not in get_args(Speculate):
+        return replace(engine, drafts=cast(Drafts, speculate))
+    return replace(engine, speculate=cast(Speculate, speculate))
 
 
 def _form_of(exact: bool, q8: bool) -> WireForm:

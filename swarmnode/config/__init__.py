@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from swarmnode.config.api import ApiConfig, NodeApiConfig
 from swarmnode.config.compute import ComputeConfig, ModelsConfig, Repack
 from swarmnode.config.contact import AddressBookConfig, BootstrapConfig, ContactConfig, LanConfig
-from swarmnode.config.engine import EngineConfig, Speculate
+from swarmnode.config.engine import Drafts, EngineConfig, Speculate
 from swarmnode.config.experts import DispatchConfig, ServeConfig
 from swarmnode.config.folders import Folders
 from swarmnode.config.gossip import GossipConfig
@@ -29,6 +29,7 @@ __all__ = [
     "Config",
     "ContactConfig",
     "DispatchConfig",
+    "Drafts",
     "EngineConfig",
     "Folders",
     "GossipConfig",

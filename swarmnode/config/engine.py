@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from swarmnode.config.units import MIB
 
 Speculate: TypeAlias = Literal["auto", "always", "never"]
+Drafts: TypeAlias = Literal["auto", "mtp", "ngram"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class EngineConfig:
     speculate: Speculate = "auto"
     """When steps also try out guessed tokens: "auto" where the compute thread is idle most of the time, because steps
     wait for workers. Tokens do not depend on it."""
+    drafts: Drafts = "auto"
+    """Where guesses come from: the model's MTP block, if it has one and unless this is "ngram", and the text so far,
+    unless this is "mtp"."""
     draft_tokens: int = 7
     """Most guessed tokens in a step: with the one before them they are DispatchConfig.decode_rows, which travel before
     prompts'. Less than ModelsConfig.max_tentative_tokens."""
@@ -38,6 +42,10 @@ class EngineConfig:
     """Of several places the one with the longest match counts, and the latest of those that match this far."""
     draft_places: int = 8
     """So many are looked at, the latest."""
+    draft_sure_match: int = 8
+    """What the text says counts for more than what an MTP block says if this many tokens at its end occurred before:
+    then it is being repeated word for word. Three tokens are as likely a phrase, which a block knows better how to end.
+    """
     draft_pause_tokens: int = 31
     """Longest time without guesses after wrong ones: a token without any costs nothing."""
 

@@ -124,7 +124,7 @@ class Backbone:
         return self._states.n_bytes
 
     def check(self, slot: int, tokens: Sequence[int]) -> None:
-        self._check_pass(self._slot(slot), list(tokens))
+        self._checks.check(self._slot(slot), list(tokens))
 
     def forward(
         self,

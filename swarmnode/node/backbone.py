@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import trio
@@ -23,7 +23,7 @@ from swarmnode.api.metrics import Family
 from swarmnode.api.node_routes import NodeApi
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device, DeviceInfo
-from swarmnode.config import ApiConfig
+from swarmnode.config import ApiConfig, Config, ModelsConfig
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.gossip.records import ModelHoldings
 from swarmnode.gossip.shape import MarketShape
@@ -331,12 +331,22 @@ def _gauges(backbone: Backbone) -> list[Family]:
 def load_model(options: BackboneOptions, index: ModelIndex, device: Device) -> tuple[Model, ExpertBank]:
     """The dense path and a bank of every routed expert, bound from the mapped file. Blocks; on the compute thread."""
     config = options.config
-    model = open_model(index, device, options.n_ctx, options.n_slots, config.models)
+    model = open_model(index, device, options.n_ctx, options.n_slots, _with_mtp(config, index))
     bank = ExpertBank(device, max_rows=config.compute.backbone_max_rows, config=config.compute)
     for number, layout in index.expert_layers.items():
         stacked = {kind: index.data(tensor_name(number, kind)) for kind in layout.kinds}
         bank.bind(layout, range(layout.n_expert), stacked)
     return model, bank
+
+
+def _with_mtp(config: Config, index: ModelIndex) -> ModelsConfig:
+    """An MTP block is loaded if anybody may ask it. UsageError if one is asked for that is not there."""
+    if config.engine.drafts == "mtp" and not index.n_mtp:
+        raise UsageError(
+            f"{index.paths[0]} has no MTP block to guess with: leave --speculate mtp out, or take a file that has one"
+        )
+    is_wanted = config.engine.speculate != "never" and config.engine.drafts != "ngram"
+    return replace(config.models, mtp=config.models.mtp and is_wanted)
 
 
 @asynccontextmanager

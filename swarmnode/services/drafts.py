@@ -1,6 +1,7 @@
 """Guesses what comes next in a text, and checks guesses. Pure.
 
-The guess is what came the last time that the text read as it does now. A pass that has guessed tokens behind the next
+The guess is what came the last time that the text read as it does now, or what the model's MTP block says, which
+somebody else asks (generation.py). A pass that has guessed tokens behind the next
 one gives the logits of all; each token is chosen from its logits as it would be without guesses, and as long as the
 choice is what was guessed the next logits are right, too. So tokens do not depend on guesses, sampled ones neither:
 the sampler sees the same logits in the same order.
@@ -8,6 +9,7 @@ the sampler sees the same logits in the same order.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Collection, Sequence
 
@@ -51,21 +53,21 @@ class TextIndex:
         self._tokens.append(token)
         self._before.append(-1)
 
-    def guess(self, n_most: int) -> list[int]:
-        """Up to `n_most` tokens that may follow; none if the end of the text is new."""
-        place, tokens = self._best_place(), self._tokens
+    def guess(self, n_most: int, shortest: int = 0) -> list[int]:
+        """Up to `n_most` tokens that may follow; none if the end of the text, `shortest` tokens of it, is new."""
+        place, tokens = self._best_place(shortest), self._tokens
         if place < 0 or n_most < 1:
             return []
         # Where the place is less than n_most back the text repeats itself, and so does what follows.
         period = len(tokens) - 1 - place
         return [tokens[place + 1 + i % period] for i in range(n_most)]
 
-    def _best_place(self) -> int:
-        """Of the latest places of the same bucket the latest one with the longest match; -1: none matches."""
+    def _best_place(self, shortest: int) -> int:
+        """Of the latest places of the same bucket the latest one with the longest match; -1: none matches so far."""
         config, end = self._config, len(self._tokens) - 1
         if end < config.draft_match:
             return -1
-        best, longest = -1, config.draft_match - 1
+        best, longest = -1, max(shortest, config.draft_match) - 1
         place = self._latest[self._bucket(end)]
         for _ in range(config.draft_places):
             if place < 0 or longest >= config.draft_longest_match:
@@ -111,21 +113,56 @@ class TextIndex:
         np.frombuffer(self._latest, np.int32)[ordered[last]] = places[last]
 
 
-class Drafts:
-    """The guesses of one answer: as long as they are right, and fewer and fewer where they are not."""
+class _Record:
+    """How one kind of guesses has done in this answer: as long as they are right, and fewer where they are not."""
 
-    def __init__(self, prompt: npt.NDArray[np.int32], config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.length = max(1, config.draft_tokens // 2)
+        self._n_misses = 0
+        """Drafts in a row of which nothing was right."""
+        self._pause = 0
+        """Tokens until the next guess."""
+
+    def is_due(self) -> bool:
+        """Whether to guess now. Each call is another token."""
+        if not self._pause:
+            return True
+        self._pause -= 1
+        return False
+
+    def judge(self, n_drafted: int, n_accepted: int) -> None:
+        """See Drafts.judge."""
+        if n_accepted == n_drafted:
+            self.length = min(self._config.draft_tokens, 2 * self.length)
+        else:
+            self.length = n_accepted + 1
+        self._n_misses = 0 if n_accepted else self._n_misses + 1
+        if self._n_misses > 1:
+            self._pause = min(self._config.draft_pause_tokens, 2 ** (self._n_misses - 1) - 1)
+
+
+class Drafts:
+    """The guesses of one answer: as long as they are right, and fewer and fewer where they are not.
+
+    The prompt is indexed (`index`) before the first guess is wanted. With an MTP block (`has_mtp`) the text is asked
+    first, which costs nothing, but counts only where it repeats itself word for word; then it is the block's turn.
+    """
+
+    def __init__(self, prompt: npt.NDArray[np.int32], config: EngineConfig, *, has_mtp: bool = False) -> None:
         """`prompt`: i32 [n]."""
         self._config = config
         self._prompt = prompt
         self._index: TextIndex | None = None
         self._new: list[int] = []
         """Tokens of the answer that are not in the index."""
-        self._length = max(1, config.draft_tokens // 2)
-        self._n_misses = 0
-        """Drafts in a row of which nothing was right."""
-        self._pause = 0
-        """Tokens until the next guess."""
+        self._from_text = _Record(config)
+        self._from_model = _Record(config)
+        self._last = self._from_text
+        """Whose guess was made last."""
+        self._shortest = config.draft_sure_match if has_mtp else 0
+        self._has_mtp = has_mtp
+        self._step_s = self._guess_s = 0.0
 
     @property
     def is_indexed(self) -> bool:
@@ -144,8 +181,7 @@ class Drafts:
 
     def propose(self, n_most: int, stop_ids: Collection[int]) -> list[int]:
         """Up to `n_most` tokens that may follow, often none; none of the `stop_ids`: nothing is run behind those."""
-        if self._pause:
-            self._pause -= 1
+        if self._config.drafts == "mtp" or not self._from_text.is_due():
             return []
         if self._index is None:
             self.index()
@@ -153,21 +189,37 @@ class Drafts:
         for token in self._new:
             self._index.add(token)
         self._new.clear()
-        draft = self._index.guess(min(n_most, self._length))
+        self._last = self._from_text
+        draft = self._index.guess(min(n_most, self._from_text.length), self._shortest)
         end = next((place for place, token in enumerate(draft) if token in stop_ids), len(draft))
         return draft[:end]
+
+    def wanted_of_model(self, n_most: int) -> int:
+        """How many tokens, up to `n_most`, the MTP block is to guess, as `propose` had nothing; often 0.
+
+        No more than pay: where every other guess is right, the n-th one saves 1 / 2^n of a step.
+        """
+        if not self._has_mtp or not self._from_model.is_due():
+            return 0
+        self._last = self._from_model
+        n_most = min(n_most, self._from_model.length)
+        if self._guess_s > 0 and self._step_s > 0:
+            n_most = min(n_most, max(1, int(math.log2(max(1.0, self._step_s / self._guess_s)))))
+        return n_most
+
+    def took(self, guess_s: float) -> None:
+        """The block's guesses took so long, each."""
+        self._guess_s = guess_s
+
+    def stepped(self, step_s: float) -> None:
+        """A step of this sequence took so long."""
+        self._step_s = step_s
 
     def judge(self, n_drafted: int, n_accepted: int) -> None:
         """So many of a draft were right: twice as long if all were, about as long as was right otherwise, and after
         several of which nothing was, a pause.
         """
-        if n_accepted == n_drafted:
-            self._length = min(self._config.draft_tokens, 2 * self._length)
-        else:
-            self._length = n_accepted + 1
-        self._n_misses = 0 if n_accepted else self._n_misses + 1
-        if self._n_misses > 1:
-            self._pause = min(self._config.draft_pause_tokens, 2 ** (self._n_misses - 1) - 1)
+        self._last.judge(n_drafted, n_accepted)
 
 
 def verify(

@@ -7,7 +7,7 @@ sequences, never for clients.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -109,7 +109,7 @@ class Generation:
         self._sampler = Sampler(
             request.sampling, n_logprobs=request.n_logprobs, constraint=request.constraint
         )
-        self._drafts = Drafts(self._tokens, parts.config)
+        self._drafts = Drafts(self._tokens, parts.config, has_mtp=parts.model.has_mtp)
 
     async def run(self) -> None:
         """To the end of the answer, or until nobody listens any more. Raises what passes raise."""
@@ -139,10 +139,37 @@ class Generation:
 
     async def _next(self, token: int, n_most: int) -> list[int]:
         """Run the answer's last token, and guesses behind it; the one to `n_most` tokens that follow."""
-        draft: list[int] = []
-        if n_most > 1 and self._seat.wants_drafts:
-            n_most = min(n_most, self._parts.chunk_tokens)
-            draft = await self._guess(n_most - 1)
+        draft = await self._guess(token, min(n_most, self._parts.chunk_tokens) - 1)
+        began_s = trio.current_time()
+        found = await self._try_out(token, draft)
+        self._drafts.stepped(trio.current_time() - began_s)
+        return found
+
+    async def _guess(self, token: int, n_most: int) -> list[int]:
+        """Up to `n_most` tokens that may come behind the answer's last one: from the text so far, else from the model's
+        MTP block. Steps wait for those (the seat is kept): they are short beside steps that wait for workers, and a
+        sequence that came late to each would have steps of its own.
+        """
+        if n_most < 1 or not self._seat.wants_drafts:
+            return []
+        await self._index_text()
+        draft = self._drafts.propose(n_most, self._request.stop_ids)
+        n_wanted = 0 if draft else self._drafts.wanted_of_model(n_most)
+        if not n_wanted:
+            return draft
+        began_s, compute = trio.current_time(), self._parts.compute
+        guesses = await compute.run(partial(self._parts.model.draft, self._slot, token))
+        while len(draft) < n_wanted:
+            guess = await compute.run(
+                partial(_next_of, guesses)
+            )  # one by one: others get the thread in between
+            if guess is None or guess in self._request.stop_ids:
+                break
+            draft.append(guess)
+        self._drafts.took((trio.current_time() - began_s) / max(1, len(draft)))
+        return draft
+
+    async def _try_out(self, token: int, draft: list[int]) -> list[int]:
         if not draft:
             return [await self._go_on([token], self._sampler.sample_last)]
         prefixes, slot = self._parts.prefixes, self._slot
@@ -158,12 +185,11 @@ class Generation:
             self._drafts.judge(n_tried, len(found) - 1)
         return found
 
-    async def _guess(self, n_most: int) -> list[int]:
-        """Up to so many tokens that may follow."""
-        if not self._drafts.is_indexed:
+    async def _index_text(self) -> None:
+        """Look through the prompt before the first guess, without holding up a step."""
+        if self._parts.config.drafts != "mtp" and not self._drafts.is_indexed:
             with self._seat.away():
                 await self._parts.threads.run(self._drafts.index)
-        return self._drafts.propose(n_most, self._request.stop_ids)
 
     def _take_draft(self, draft: Sequence[int], logits: F32) -> tuple[list[int], int]:
         """On the compute thread: the tokens that follow, and how many guesses were tried out, of which steps may leave
@@ -257,6 +283,10 @@ def _place(model: Model, slot: int, checkpoint: Checkpoint | None) -> None:
         model.reset(slot)
     else:
         model.restore(slot, checkpoint)
+
+
+def _next_of(guesses: Iterator[int]) -> int | None:
+    return next(guesses, None)
 
 
 def _nothing(logits: F32) -> int:

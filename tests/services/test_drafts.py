@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -151,6 +152,75 @@ def test_tokens_of_the_answer_count() -> None:
     for token in (1, 2, 3):
         drafts.add(token)
     assert drafts.propose(3, ()) == [4, 5, 6]
+
+
+# -- beside an MTP block
+
+
+def both(tokens: list[int], **changes: Any) -> Drafts:
+    return Drafts(np.array(tokens, np.int32), replace(CONFIG, **changes), has_mtp=True)
+
+
+def test_the_text_counts_only_where_it_repeats_itself_word_for_word() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9]
+    drafts = both([*text, 2, 3, 4, 5, 6, 7, 8])
+    assert drafts.propose(3, ()) == []
+    assert drafts.wanted_of_model(7) == 3
+    drafts = both([*text, 1, 2, 3, 4, 5, 6, 7, 8])
+    assert drafts.propose(3, ()) == [9, 9, 9]
+    assert index_of([*text, 2, 3, 4, 5, 6, 7, 8]).guess(3) == [9, 9, 9]
+
+
+def test_without_a_block_nobody_is_asked() -> None:
+    assert drafts_of([1, 2, 3]).wanted_of_model(7) == 0
+
+
+def test_the_text_is_not_looked_at_if_only_the_block_counts() -> None:
+    drafts = both([1, 2, 3, 4, 5] * 4, drafts="mtp")
+    assert drafts.propose(7, ()) == []
+    assert drafts.wanted_of_model(7) == 3
+    assert drafts.wanted_of_model(2) == 2
+
+
+def test_each_kind_of_guess_has_its_own_record() -> None:
+    drafts = both([1, 2, 3, 4, 5] * 4)
+    for _ in range(2):
+        drafts.judge(len(drafts.propose(7, ())), 7)
+    assert len(drafts.propose(7, ())) == 7
+    for expected in (3, 1, 0, 1, 0, 0, 0, 1):
+        assert drafts.wanted_of_model(7) == expected
+        if expected:
+            drafts.judge(expected, 0)
+    assert len(drafts.propose(7, ())) == 7
+    for _ in range(2):
+        drafts.judge(7, 0)
+    assert drafts.propose(7, ()) == []
+    while not drafts.wanted_of_model(7):
+        pass
+    drafts.judge(1, 1)
+    assert drafts.wanted_of_model(7) == 2
+
+
+@pytest.mark.parametrize(
+    ("step_s", "guess_s", "expected"),
+    [
+        (0.0, 1.0, 7),
+        (1.0, 0.0, 7),
+        (1.0, 2.0, 1),
+        (1.0, 0.5, 1),
+        (1.0, 0.2, 2),
+        (2.0, 0.035, 5),
+        (9.0, 0.001, 7),
+    ],
+)
+def test_no_more_is_asked_for_than_pays(step_s: float, guess_s: float, expected: int) -> None:
+    drafts = both([1])
+    for n in (3, 6, 7):
+        assert drafts.wanted_of_model(7) == n
+        drafts.judge(n, n)
+    drafts.stepped(step_s)
+    drafts.took(guess_s)
+    assert drafts.wanted_of_model(7) == expected
 
 
 # -- which are taken
