@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ TINY = TinyModel(
     head_dim=16,
     state_size=16,
     full_attention_interval=2,
+    mtp_block=True,
 )
 N_SLOTS = 3
 A = "qwen35moe."
@@ -141,6 +143,7 @@ def random_sizes(rng: random.Random) -> TinyModel:
         state_size=rng.choice((1, 2, 3, 5, 8, 16, 17)),
         fused_qkv=rng.random() < 0.5,
         tied_embeddings=rng.random() < 0.5,
+        mtp_own_head=rng.random() < 0.3,
     )
 
 
@@ -187,6 +190,7 @@ def try_out(path: Path, lies: dict[str, Any], device: Device) -> str:
             return f"{type(error).__name__} {error}"[:300]
         try:
             run_all_ways(model)
+            list(islice(model.draft(0, 3), 2))
         except DeviceError as error:
             return f"DeviceError {error}"
         finally:
