@@ -7,7 +7,6 @@ from collections.abc import Generator, Iterator, Sequence
 import numpy as np
 
 from swarmnode.compute.devices import Device
-from swarmnode.compute.expert_graph import StackedExperts
 from swarmnode.compute.row_table import RowTable
 from swarmnode.config import ModelsConfig
 from swarmnode.errors import UsageError
@@ -29,6 +28,7 @@ from swarmnode.models.layer_graphs import (
     LayerGraph,
     LayerGraphs,
     ids_name,
+    whole_layers,
 )
 from swarmnode.models.lockstep import Lane, check_routed, run_together
 from swarmnode.models.mtp import Mtp
@@ -316,7 +316,7 @@ class Backbone:
         self._graphs.traces = self.callback is not None
         values, first = self._embeddings.rows(ids), 0
         while True:
-            whole = _whole_layers(first, self.n_layer, stacked) if fuses and stacked is not None else ()
+            whole = whole_layers(first, self.n_layer, stacked) if fuses and stacked is not None else ()
             cut = first + len(whole)
             n = n_out if cut >= last and not self.has_mtp else n_tokens
             graph = self._graphs.get(
@@ -396,17 +396,6 @@ class Backbone:
         if not 0 <= slot < self.n_slots:
             raise UsageError(f"slot {slot} does not exist; there are {self.n_slots}")
         return self._slots[slot]
-
-
-def _whole_layers(first: int, n_layer: int, stacked: Stacked) -> tuple[StackedExperts, ...]:
-    """The routed experts of the layers from `first` up to the next that has to be cut."""
-    whole = []
-    for layer in range(first, n_layer):
-        experts = stacked(layer)
-        if experts is None:
-            break
-        whole.append(experts)
-    return tuple(whole)
 
 
 def _round_up(n: int, unit: int) -> int:

@@ -20,7 +20,7 @@ from swarmnode.compute.expert_graph import StackedExperts, add_routed_experts
 from swarmnode.compute.graph import Graph, GraphBuilder, Workspace
 from swarmnode.compute.tensors import Tensor
 from swarmnode.models.architecture import build_layer
-from swarmnode.models.base import Callback
+from swarmnode.models.base import Callback, Stacked
 from swarmnode.models.blocks.attention import QUERIES_AT_ONCE
 from swarmnode.models.graph_sources import GraphSources
 from swarmnode.models.layer_builder import LayerBuilder
@@ -253,6 +253,17 @@ class LayerGraphs:
 def ids_name(layer: int) -> str:
     """The output that tells what the gate of a layer before the cut chose, i32 [T, n_expert_used]."""
     return f"{IDS} {layer}"
+
+
+def whole_layers(first: int, n_layer: int, stacked: Stacked) -> tuple[StackedExperts, ...]:
+    """The routed experts of the layers from `first` up to the next that has to be cut."""
+    whole = []
+    for layer in range(first, n_layer):
+        experts = stacked(layer)
+        if experts is None:
+            break
+        whole.append(experts)
+    return tuple(whole)
 
 
 def _layer_output(b: LayerBuilder, routed: Tensor, shared: Tensor, residual: Tensor, layer: int) -> Tensor:

@@ -207,6 +207,25 @@ def test_what_is_taken_back_leaves_nothing(folder: Path, n_keep: int) -> None:
         assert guesses(ours, 0, 3, 5) == guesses(theirs, 0, 3, 5)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "F16", "BF16"])
+def test_every_kind_of_weight(tmp_path: Path, kind: str) -> None:
+    """Q4_0 may be repacked, in the layers and not in the block."""
+    tiny = replace(
+        TINY, n_embd=256, dense_type=kind, embd_type=kind, up_type=kind, n_ff_shared=256, mtp_own_head=True
+    )
+    with open_tiny(tmp_path, tiny, n_slots=2) as ours, open_tiny(tmp_path, tiny) as theirs:
+        ours.run([1, 2, 3])
+        drafted = [4, *guesses(ours, 0, 4, 4)]
+        assert len(drafted) == 5
+        run_pass(
+            ours.model.forward_batch([Part(0, drafted, 5, tentative=True), Part(1, [5], 1)]), ours.experts
+        )
+        ours.model.accept(0, 3)
+        theirs.run([1, 2, 3, *drafted[:3]])
+        assert_same(ours, theirs)
+        assert guesses(ours, 0, 3, 5) == guesses(theirs, 0, 3, 5)
+
+
 def test_rounds_of_guessing_and_taking_back(folder: Path) -> None:
     rng = np.random.default_rng(1)
     with open_tiny(folder, TINY, n_ubatch=64) as ours, open_tiny(folder, TINY) as theirs:
