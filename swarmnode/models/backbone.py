@@ -174,10 +174,8 @@ class Backbone:
 
     def reset(self, slot: int) -> None:
         state = self._slot(slot)
-        is_bad = self._mtp is not None and self._mtp.is_bad(slot)
+        is_bad = self._mtp is not None and self._mtp.reset(slot)
         self._states.clear(slot, with_cache=state.poisoned or is_bad)
-        if self._mtp is not None:
-            self._mtp.reset(slot)
         state.stand(0)
         state.poisoned = False
         state.checkpoints.clear()

@@ -32,7 +32,7 @@ class _Kept:
     """Numbers were not finite: some may be in the cache, where no mask hides them."""
 
     def clear(self) -> None:
-        self.n_filled, self.is_bad = 0, False
+        self.n_filled = 0
         self.hidden.clear()
         self.tokens.clear()
 
@@ -73,13 +73,12 @@ class Mtp:
         if n_tokens and tentative is not None and tentative.hidden is not None:
             self.ran(slot, tentative.ids[:n_tokens], tentative.hidden[:n_tokens])
 
-    def reset(self, slot: int) -> None:
-        """The slot is empty."""
-        self._kept[slot].clear()
-
-    def is_bad(self, slot: int) -> bool:
-        """Whether its cache has to be cleared before it is used for something else."""
-        return self._kept[slot].is_bad
+    def reset(self, slot: int) -> bool:
+        """The slot is empty. Whether its cache has to be cleared before anything else is entered."""
+        kept = self._kept[slot]
+        is_bad, kept.is_bad = kept.is_bad, False
+        kept.clear()
+        return is_bad
 
     def checkpoint(self, slot: int) -> F32Array | None:
         """What `restore` needs, f32 [n_embd]; None in an empty slot. DeviceError."""
