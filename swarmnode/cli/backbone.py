@@ -35,12 +35,12 @@ from swarmnode.cli.common import (
     set_up_logging,
     verbose_option,
 )
-from swarmnode.cli.invite import own_hosts
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.config import Config, Drafts, EngineConfig, Repack, Speculate
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress
+from swarmnode.net.own_hosts import own_hosts
 from swarmnode.node.backbone import BackboneOptions, is_loopback, run_backbone
 from swarmnode.services.own_record import WILDCARDS
 from swarmnode.services.remote_experts import EXACT, WireForm

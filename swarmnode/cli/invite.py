@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import ipaddress
-import socket
 from pathlib import Path
 
 import click
@@ -24,13 +23,10 @@ from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, split_host_port
 from swarmnode.net.invite import Invite, checked_network
+from swarmnode.net.own_hosts import own_hosts
 from swarmnode.net.port_file import read_port
 from swarmnode.net.secret_file import create_secret, read_secret
 from swarmnode.wire.secret import NetworkSecret
-
-# Addresses of documentation (RFC 5737, RFC 3849): a socket "connected" to them tells which address of this machine
-# would be used towards the internet. Nothing is sent.
-_OUTSIDE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 @click.command("invite")
@@ -115,21 +111,6 @@ def _show(invite: Invite, secret: NetworkSecret | None, budget: str, port: int, 
             "These addresses work inside your own network only; for others give --at NAME:PORT and open the port."
         )
     say(f"This node must be running and listen for others: --listen 0.0.0.0:{port}")
-
-
-def own_hosts() -> list[str]:
-    """The addresses of this machine towards the internet, IPv4 first; empty without a network. Sends nothing."""
-    hosts = []
-    for family, outside in _OUTSIDE:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((outside, 9))
-                host = str(probe.getsockname()[0])
-        except OSError:
-            continue
-        if not ipaddress.ip_address(host.partition("%")[0]).is_link_local:
-            hosts.append(host)
-    return hosts
 
 
 def qr_code(link: str) -> str:

@@ -16,6 +16,7 @@ from swarmnode.config import Folders
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.invite import Invite
+from swarmnode.net.own_hosts import own_hosts
 from swarmnode.net.secret_file import read_secret
 from swarmnode.wire.secret import NetworkSecret
 
@@ -82,7 +83,7 @@ def test_the_port_of_the_last_run_is_named(tmp_path: Path) -> None:
 
 
 def test_own_hosts_are_addresses() -> None:
-    for host in verb.own_hosts():
+    for host in own_hosts():
         assert link_of_host(host).addresses[0].host == host
 
 
