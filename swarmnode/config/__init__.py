@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from swarmnode.config.api import ApiConfig, NodeApiConfig
 from swarmnode.config.compute import ComputeConfig, ModelsConfig, Repack
 from swarmnode.config.contact import AddressBookConfig, BootstrapConfig, ContactConfig, LanConfig
+from swarmnode.config.dashboard import DashboardConfig
 from swarmnode.config.engine import Drafts, EngineConfig, Speculate
 from swarmnode.config.experts import DispatchConfig, ServeConfig
 from swarmnode.config.folders import Folders
@@ -28,6 +29,7 @@ __all__ = [
     "ComputeConfig",
     "Config",
     "ContactConfig",
+    "DashboardConfig",
     "DispatchConfig",
     "Drafts",
     "EngineConfig",
@@ -64,3 +66,4 @@ class Config:
     api: ApiConfig = field(default_factory=ApiConfig)
     node_api: NodeApiConfig = field(default_factory=NodeApiConfig)
     market: MarketConfig = field(default_factory=MarketConfig)
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)

@@ -111,6 +111,8 @@ class Engine:
         )
         self.passes = Passes(model, bank, compute, members, remote, demand, residents)
         self.batcher = Batcher(self.passes, self._tasks.start, config, chunk_tokens)
+        self.n_tokens = 0
+        """Tokens of answers that were handed to whoever asked, since the start."""
 
     @property
     def n_waiting(self) -> int:
@@ -144,6 +146,7 @@ class Engine:
         try:
             async with receive:
                 async for event in receive:
+                    self.n_tokens += isinstance(event, TokenEvent)
                     yield event
                 if asked.error is not None:
                     raise asked.error

@@ -62,12 +62,12 @@ class GossipState:
             "name": self.own.short,
             "roles": [] if own is None else list(own.state.roles),
             "device": "" if own is None else own.state.device,
-            "state": "" if own is None else self._standing(own),
+            "state": "" if own is None else self.standing(own),
             "addresses": list(self.record.addresses),
             "serving": _count(self._ranges(own, "serving")),
             "fetching": _count(self._ranges(own, "fetching")),
             "holdings": [[item.layer, item.first, item.count] for item in self._ranges(own, "serving")],
-            "seeds": any(entry.seeds for entry in self._models(own)),
+            "seeds": any(entry.seeds for entry in self.models_of(own)),
             "incarnation": self.gossip.incarnation,
             "key_conflict": self.gossip.own_conflict,
             "connected": len(self.connections.connected),
@@ -94,7 +94,7 @@ class GossipState:
             "roles": list(state.roles),
             "device": state.device,
             "addresses": list(state.addresses),
-            "state": "lost" if record.node_id in snapshot.lost else self._standing(record),
+            "state": "lost" if record.node_id in snapshot.lost else self.standing(record),
             "serving": _count(self._ranges(record, "serving")),
             "fetching": _count(self._ranges(record, "fetching")),
             "capacity_bytes": state.capacity_bytes,
@@ -107,18 +107,19 @@ class GossipState:
         since_s = self.gossip.table.first_known_s(node_id)
         return 0.0 if since_s is None else self.now() - since_s
 
-    def _models(self, record: NodeRecord | None) -> list[ModelHoldings]:
+    def models_of(self, record: NodeRecord | None) -> list[ModelHoldings]:
+        """What a record says of our model."""
         model = self.market.manifest.model_id
         return [] if record is None else [entry for entry in record.state.models if entry.model == model]
 
     def _ranges(self, record: NodeRecord | None, which: str) -> tuple[ExpertRange, ...]:
-        return tuple(item for entry in self._models(record) for item in getattr(entry, which))
+        return tuple(item for entry in self.models_of(record) for item in getattr(entry, which))
 
-    def _standing(self, record: NodeRecord) -> str:
-        """One word for what a node does for our model."""
+    def standing(self, record: NodeRecord) -> str:
+        """One word for what a node does for our model, by its record."""
         if record.leaving:
             return "leaving"
-        models = self._models(record)
+        models = self.models_of(record)
         if any(entry.seeds for entry in models):
             return "seeding"
         if any(entry.serving for entry in models):
