@@ -30,6 +30,7 @@ from swarmnode.api.answers import (
     refusal,
 )
 from swarmnode.api.body import read_body
+from swarmnode.api.dashboard_routes import Dashboard, dashboard_routes
 from swarmnode.api.event_stream import EventStream, Tell, end_when_gone
 from swarmnode.api.forms import Choice, ResponseForm, swarm_headers, usage_of
 from swarmnode.api.metrics import CONTENT_TYPE, Family, Metrics, RequestMeter
@@ -85,6 +86,8 @@ class Served:
     metrics: Metrics = field(default_factory=Metrics)
     gauges: Callable[[], Sequence[Family]] = tuple
     """Further metrics, of what is so now."""
+    dashboard: Dashboard | None = None
+    """What the page at `/` works with; None: there is none."""
 
 
 def build_app(served: Served) -> Starlette:
@@ -101,6 +104,7 @@ def build_app(served: Served) -> Starlette:
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/api/swarm", routes.swarm),
             *(node_routes(served.node) if served.node is not None else ()),
+            *(dashboard_routes(served.dashboard) if served.dashboard is not None else ()),
         ],
         middleware=_middleware(served),
         exception_handlers={HTTPException: on_http_error, ClientDisconnect: on_gone, Exception: on_crash},

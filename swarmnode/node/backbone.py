@@ -23,7 +23,7 @@ from swarmnode.api.metrics import Family
 from swarmnode.api.node_routes import NodeApi
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device, DeviceInfo
-from swarmnode.config import ApiConfig, Config, ModelsConfig
+from swarmnode.config import Config, ModelsConfig
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.gossip.records import ModelHoldings
 from swarmnode.gossip.shape import MarketShape
@@ -45,11 +45,13 @@ from swarmnode.node.common import (
     open_compute,
     stop_on_signal,
 )
+from swarmnode.node.dashboard import prepare_dashboard
 from swarmnode.node.gossiping import Gossiping, prepare_gossip
 from swarmnode.node.listening import listen_for_nodes
 from swarmnode.node.meeting import Meeting, prepare_meeting
 from swarmnode.node.sending import prepare_policy, prepare_residents
 from swarmnode.services.api_keys import KeyRing
+from swarmnode.services.dashboard_view import DashboardView
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
 from swarmnode.services.gossip_state import GossipState
@@ -65,6 +67,7 @@ from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import ComputeGate, Inline, Runner, Threads
 from swarmnode.services.seeder import Seeder
 from swarmnode.services.swarm_state import SwarmState
+from swarmnode.services.throughput import Throughput
 from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.expert_layers import tensor_name
 from swarmnode.weights.hashing import load_or_build_manifest
@@ -97,6 +100,7 @@ class Backbone:
     engine: Engine
     state: SwarmState
     demand: DemandWatch
+    throughput: Throughput
     residents: ResidentExperts | None = None
     """None: nothing depends on what is in memory."""
 
@@ -136,7 +140,8 @@ def assemble_backbone(
     )
     seeder = Seeder(index, manifest, members, threads, prober.watch, config.dispatch, trio.current_time)
     state = SwarmState(manifest, members, options.form, config.dispatch)
-    return Backbone(manifest, members, prober, seeder, engine, state, demand, residents)
+    throughput = Throughput(members, lambda: engine.n_tokens, trio.current_time, config.dashboard)
+    return Backbone(manifest, members, prober, seeder, engine, state, demand, throughput, residents)
 
 
 async def run_backbone(
@@ -180,7 +185,7 @@ async def _serve_model(
                 backbone, options, key, TcpTransport(), report, nursery, device.info, Threads(), goodbye
             )
             node = node_api_of(backbone, index, options, key, token)
-            app = _app(backbone, index, options.config.api, node, _access(options, keys, token))
+            app = app_of(backbone, index, options, node, places, _access(options, keys, token))
             stalled_s = options.config.api.stalled_s
             await nursery.start(partial(api_serve.run, stalled_s=stalled_s), app, api_listener)
             report(_ready(options, manifest, model, device.info, places, _url(api_listener)))
@@ -246,6 +251,7 @@ async def start_backbone(
         now,
     )
     nursery.start_soon(backbone.demand.run, model, gossiping.service.publish_demand)
+    nursery.start_soon(backbone.throughput.run)
     meeting.start(nursery, options, endpoint, places, threads or Inline())
     if goodbye is not None:
         goodbye.say = partial(_leave, gossiping, meeting)
@@ -297,22 +303,41 @@ def _log_bad_keys(error: StoreError) -> None:
     log.error("no API key is good any more: %s", error)
 
 
-def _app(
-    backbone: Backbone, index: ModelIndex, config: ApiConfig, node: NodeApi, access: Access
+def app_of(
+    backbone: Backbone,
+    index: ModelIndex,
+    options: BackboneOptions,
+    node: NodeApi,
+    places: tuple[PeerAddress, ...],
+    access: Access,
 ) -> Starlette:
-    engine = backbone.engine
+    """The HTTP face of a started backbone. `places`: where it accepts nodes; `access`: who may use it."""
+    engine, config = backbone.engine, options.config
     template = template_of(index.metadata, engine.tokenizer)
+    known = backbone.state.gossip
+    assert known is not None
+    view = DashboardView(
+        known,
+        backbone.members,
+        backbone.throughput,
+        lambda: engine.n_waiting,
+        config.dashboard,
+        has_chat=template is not None,
+    )
+    routed_bytes = sum(layer.layout.expert_bytes for layer in backbone.manifest.layers.values())
+    routed_bytes *= backbone.manifest.n_expert
     served = Served(
         engine,
         backbone.manifest.name,
         template,
         backbone.state.as_dict,
         int(time.time()),
-        Threads(config.prompt_threads),
-        config,
+        Threads(config.api.prompt_threads),
+        config.api,
         node,
         access,
         gauges=partial(_gauges, backbone),
+        dashboard=prepare_dashboard(view, options, places, routed_bytes, node.token, node.threads),
     )
     return build_app(served)
 

@@ -235,8 +235,8 @@ async def test_curl(tmp_path: Path) -> None:
 
 async def test_a_public_api_needs_keys(tmp_path: Path) -> None:
     """Asked at another address of this machine than loopback, which is a client from elsewhere."""
-    from swarmnode.cli.invite import own_hosts
     from swarmnode.config import Folders
+    from swarmnode.net.own_hosts import own_hosts
     from swarmnode.services.api_keys import new_key, revoke_key
 
     hosts = [host for host in own_hosts() if ":" not in host]
