@@ -9,7 +9,7 @@ PROBE  := -c 'import sys; sys.version_info >= (3, 11) and print(sys.base_prefix,
 # leaves llamafile's kernels out (docs/decisions/0002-ggml-build.md).
 GGML_FLAGS := -DGGML_LLAMAFILE=ON -DGGML_OPENMP=OFF
 
-.PHONY: setup demo test test-slow test-vulkan lint types check bench-setup bench clean
+.PHONY: setup demo test test-slow test-vulkan test-browser screenshots lint types check bench-setup bench clean
 
 setup: $(VENV)/.ready
 
@@ -44,6 +44,16 @@ test-slow: setup
 test-vulkan:
 	PYTHON="$(PYTHON)" tools/vulkan/setup.sh
 	GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES:-0} .venv-vulkan/bin/python -m pytest -m 'vulkan and not slow' tests/vulkan
+
+# The dashboard in a headless Chromium, which has to be there (the tests say how to get one).
+test-browser: setup
+	$(BIN)/python -m pip install --quiet --editable '.[browser]'
+	$(BIN)/python -m pytest -m browser tests/browser
+
+# The same, and keep the pictures that docs show.
+screenshots: setup
+	$(BIN)/python -m pip install --quiet --editable '.[browser]'
+	SWARMNODE_SCREENSHOTS=1 $(BIN)/python -m pytest -m browser tests/browser/test_pictures.py
 
 lint: setup
 	$(BIN)/ruff check .

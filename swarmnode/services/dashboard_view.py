@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,15 @@ from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire.connection import printable
 
 Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What a record says by itself; `node`: its id, as text."""
+
+    node: str
+    record: NodeRecord
+    fields: Fields
 
 
 class DashboardView:
@@ -47,8 +57,8 @@ class DashboardView:
         self._config = config
         self._listed: list[NodeId] = []
         self._listed_s = -np.inf
-        self._lines: dict[NodeId, tuple[NodeRecord, Fields]] = {}
-        """What a record says, as fields: most records are those of the last look."""
+        self._lines: dict[NodeId, _Line] = {}
+        """Most records are those of the last look."""
         manifest, shape = known.market.manifest, known.market.shape
         self._model: Mapping[str, Any] = {
             "name": printable(manifest.name),
@@ -75,8 +85,8 @@ class DashboardView:
         records = self._records(live)
         self._lines = {record.node_id: self._line(record) for record in records}
         nodes = {
-            str(record.node_id): self._node(record, snapshot, workers.get(record.node_id))
-            for record in records
+            line.node: self._node(line, snapshot, workers.get(node_id))
+            for node_id, line in self._lines.items()
         }
         nodes |= {f"http:{holder.holder_id}": _announced(holder) for holder in snapshot.announced_by}
         return {
@@ -137,14 +147,13 @@ class DashboardView:
             self._listed, self._listed_s = heapq.nsmallest(most, live, key=order), known.now()
         return [live[node_id] for node_id in self._listed if node_id in live]
 
-    def _line(self, record: NodeRecord) -> tuple[NodeRecord, Fields]:
-        """What the record says by itself."""
+    def _line(self, record: NodeRecord) -> _Line:
         found = self._lines.get(record.node_id)
-        if found is not None and found[0] is record:
+        if found is not None and found.record is record:
             return found
         models = self._known.models_of(record)
         ranges = [item for entry in models for item in entry.serving]
-        return record, {
+        fields = {
             "name": record.node_id.short,
             "roles": list(record.state.roles),
             "device": printable(record.state.device),
@@ -155,12 +164,13 @@ class DashboardView:
             "fetching": _count(item for entry in models for item in entry.fetching),
             "ranges": _plain(ranges),
         }
+        return _Line(str(record.node_id), record, fields)
 
-    def _node(self, record: NodeRecord, snapshot: MarketSnapshot, worker: Worker | None) -> Fields:
-        node_id = record.node_id
+    def _node(self, line: _Line, snapshot: MarketSnapshot, worker: Worker | None) -> Fields:
+        node_id = line.record.node_id
         peer = self._known.connections.connected.get(node_id)
         rtt_s = None if peer is None else peer.rtt_s
-        fields = self._lines[node_id][1] | {
+        fields = line.fields | {
             "connected": peer is not None,
             "latency_ms": None if rtt_s is None else _latency_ms(rtt_s),
             "rows_per_s": self._throughput.pairs_per_s_of(node_id),

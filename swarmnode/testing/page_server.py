@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 
 import trio
@@ -25,7 +25,7 @@ LINK = "swarm://aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dyp3gfme@192.168
 INVITATION = Invitation(
     LINK, f'swarmnode join --budget 300MB --bootstrap "{LINK}"', False, False, "network", 4790
 )
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 
 
 def page_app(
@@ -47,15 +47,21 @@ def page_app(
 
 
 class PageServer:
-    """A thread that serves an application on a port of its own."""
+    """A thread that serves an application on loopback. `open_app`: opened and closed there, around the serving."""
 
-    def __init__(self, app: Starlette) -> None:
-        self._app = app
+    def __init__(self, open_app: Callable[[], AbstractAsyncContextManager[Starlette]], port: int = 0) -> None:
+        self._open_app = open_app
+        self._port = port
         self._is_ready = threading.Event()
         self._scope: trio.CancelScope | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = threading.Thread(target=trio.run, args=(self._run,), daemon=True)
-        self.url = ""
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Without a slash at the end."""
+        return f"http://127.0.0.1:{self.port}"
 
     def do(self, function: Callable[[], object]) -> None:
         """Call it on the server's trio thread, which owns all that is looked at."""
@@ -63,7 +69,7 @@ class PageServer:
         trio.from_thread.run_sync(function, trio_token=self._token)
 
     def start(self) -> None:
-        """Returns when it listens."""
+        """Returns when it listens; TimeoutError if that takes too long."""
         self._thread.start()
         if not self._is_ready.wait(START_TIMEOUT_S):
             raise TimeoutError("the page's server did not start")
@@ -77,21 +83,36 @@ class PageServer:
 
     async def _run(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         with trio.CancelScope() as self._scope:
-            async with listener, trio.open_nursery() as nursery:
-                await nursery.start(partial(serve.run, self._app, listener))
-                self.url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
-                self._is_ready.set()
-                await trio.sleep_forever()
+            async with self._open_app() as app:
+                (listener,) = await trio.open_tcp_listeners(self._port, host="127.0.0.1")
+                async with listener, trio.open_nursery() as nursery:
+                    await nursery.start(partial(serve.run, app, listener))
+                    self.port = listener.socket.getsockname()[1]
+                    self._is_ready.set()
+                    await trio.sleep_forever()
 
 
 @contextmanager
-def served_page(app: Starlette) -> Iterator[PageServer]:
+def served(
+    open_app: Callable[[], AbstractAsyncContextManager[Starlette]], port: int = 0
+) -> Iterator[PageServer]:
     """Serve it while the context is open."""
-    server = PageServer(app)
+    server = PageServer(open_app, port)
     server.start()
     try:
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def served_page(app: Starlette, port: int = 0) -> Iterator[PageServer]:
+    """Serve an application that needs nothing opened."""
+
+    @asynccontextmanager
+    async def as_it_is() -> AsyncIterator[Starlette]:
+        yield app
+
+    with served(as_it_is, port) as server:
+        yield server

@@ -35,13 +35,26 @@ async def test_the_page_and_all_that_it_names_are_there() -> None:
         page = await client.get("/")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         named = set(re.findall(r'(?:src|href)="(/[^"]+)"', page.text))
-        imported = set()
-        for path in named:
-            answer = await client.get(path)
-            assert answer.status_code == 200, path
-            imported |= set(re.findall(r'from "\./([^"]+)"', answer.text))
-    assert {f"/dashboard/{name}" for name in imported} <= named  # each is fetched at once, none after another
-    assert {path.rpartition("/")[2] for path in named} | {"index.html"} == set(page_files())
+        known, new = {"/"}, named
+        while new:
+            known |= new
+            answers = [await client.get(path) for path in new]
+            assert [answer.status_code for answer in answers] == [200] * len(new)
+            texts = "".join(answer.text for answer in answers)
+            new = {f"/dashboard/{name}" for name in re.findall(r'"\./([^"]+\.js)"', texts)} - known
+    assert {path.rpartition("/")[2] or "index.html" for path in known} == set(page_files())
+
+
+def test_what_the_map_needs_is_fetched_at_once() -> None:
+    """None of its files is asked for only because another one has come."""
+    known = {name: file.data.decode() for name, file in page_files().items()}
+    needed, new = set(), {"main.js"}
+    while new:
+        needed |= new
+        new = {name for part in new for name in re.findall(r'from "\./([^"]+)"', known[part])} - needed
+    assert "map.js" in needed
+    assert "chat.js" not in needed
+    assert needed == set(re.findall(r'"/dashboard/([^"]+\.js)"', known["index.html"]))
 
 
 async def test_a_strict_policy_on_every_file() -> None:

@@ -1,48 +1,48 @@
-// Puts the page together: each part is shown every state, and what changed in it.
+// Puts the page together: the map first, and what else there is once that is on the screen.
 
-import { Chat } from "./chat.js";
 import { byId, setText } from "./elements.js";
 import { events } from "./events.js";
-import { showInvitation } from "./join.js";
-import { LayerTables } from "./layers.js";
 import { CoverageMap } from "./map.js";
-import { OwnNode } from "./node.js";
-import { PeerTable } from "./peers.js";
 import { applied } from "./state.js";
-import { ThroughputCharts } from "./throughput.js";
 
 const LINK = { live: "live", lost: "connection lost; trying again" };
-
-const tables = new LayerTables();
-const map = new CoverageMap((layer, open) => tables.choose(layer, open));
-const others = [new OwnNode(), new Chat(), new ThroughputCharts(), tables, new PeerTable()];
 
 /** Resolves when what was drawn is on the screen. */
 const painted = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
 
 let state = null;
-let shown = null;
+let panels = null;
+let opening = null;
 
-/** Shows a state, and (null for a snapshot) what changed in it. */
-function show(delta) {
-  const now = state;
-  map.show(now, delta);
-  // The map first: hundreds of rows of peers take longer.
-  shown ??= painted().then(() => {
-    map.markDrawn();
-    showInvitation();
+const map = new CoverageMap((layer, open) => panels?.chooseLayer(layer, open));
+
+/** The other parts of the page: their files are fetched behind the map's. */
+async function openPanels() {
+  await painted();
+  if (state) map.markDrawn();
+  const { Panels } = await import("./panels.js");
+  panels = new Panels();
+  if (state) panels.show(state, null);
+}
+
+function openOnce() {
+  opening ??= openPanels().catch((error) => {
+    console.warn("the rest of the page did not come; with the node's next word, again:", error);
+    opening = null;
   });
-  shown = shown.then(() => others.forEach((part) => part.show(now, delta)));
 }
 
 events.listen(
   (name, value) => {
     const delta = name === "delta" ? value : null;
     state = delta ? applied(state, delta) : value;
-    show(delta);
+    map.show(state, delta);
+    if (panels) panels.show(state, delta);
+    else openOnce();
   },
   (link) => {
     setText(byId("link-state"), LINK[link]);
     byId("link-state").dataset.state = link;
+    openOnce(); // also where there are no events to be had: a chat needs none
   },
 );

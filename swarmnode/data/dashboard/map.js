@@ -92,6 +92,7 @@ export class CoverageMap {
     this.#text = themeColour("--quiet");
     this.#ground = themeColour("--surface");
     for (let row = 0; row < this.#layers.length; row++) this.#drawRow(row);
+    this.#drawLabels();
     this.#drawLegend();
   }
 
@@ -101,7 +102,7 @@ export class CoverageMap {
     const digits = this.#state.layers[this.#layers[row]];
     const top = row * height;
     context.fillStyle = this.#ground;
-    context.fillRect(0, top, LABEL_WIDTH + digits.length * width, height);
+    context.fillRect(LABEL_WIDTH, top, digits.length * width, height);
     const gap = width >= 5 ? 1 : 0;
     let first = 0;
     while (first < digits.length) {
@@ -111,12 +112,19 @@ export class CoverageMap {
       context.fillRect(LABEL_WIDTH + first * width, top, (last - first) * width - gap, height - 1);
       first = last;
     }
-    if (row % Math.ceil(14 / height) === 0) {
-      context.fillStyle = this.#text;
-      context.font = "11px system-ui, sans-serif";
-      context.textAlign = "right";
-      context.textBaseline = "top";
-      context.fillText(String(this.#layers[row]), LABEL_WIDTH - 6, top - 1);
+  }
+
+  #drawLabels() {
+    const { height } = this.#cell;
+    const context = this.#context;
+    context.fillStyle = this.#ground;
+    context.fillRect(0, 0, LABEL_WIDTH, height * this.#layers.length);
+    context.fillStyle = this.#text;
+    context.font = "11px system-ui, sans-serif";
+    context.textAlign = "right";
+    context.textBaseline = "top";
+    for (let row = 0; row < this.#layers.length; row += Math.ceil(14 / height)) {
+      context.fillText(String(this.#layers[row]), LABEL_WIDTH - 6, row * height);
     }
   }
 

@@ -54,6 +54,6 @@ function holdingsText(node, model) {
 
 function reachText(node) {
   if (!node.dialled) return "unknown: nobody has dialled this node yet";
-  const outside = node.dialled_from_outside ? `, ${node.dialled_from_outside} of them from the internet` : ", not from the internet";
-  return `yes: dialled ${node.dialled} times${outside}`;
+  const outside = node.dialled_from_outside ? `, of that ${node.dialled_from_outside} from the internet` : ", not from the internet";
+  return `yes: dialled ${node.dialled === 1 ? "once" : `${node.dialled} times`}${outside}`;
 }
