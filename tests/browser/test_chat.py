@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,10 +84,7 @@ def test_a_question_is_answered_and_the_workers_part_is_told(page: Any) -> None:
     assert len(turns[1]) > len("Model")
     assert page.locator(".turn b").count() == 0
     account = page.locator("#chat-account").text_content()
-    assert account.endswith("(1 of them).")
-    assert not account.startswith("0 tokens")
-    assert "100 % of the rows" in account or "9" in account
-    page.locator("#tokens-chart").wait_for()
+    assert re.fullmatch(r"[1-9]\d* tokens?; 1 worker computed (100|9\d) % of the rows\.", account), account
 
 
 def test_an_answer_can_be_stopped_and_a_conversation_forgotten(page: Any) -> None:

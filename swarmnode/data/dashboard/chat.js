@@ -1,6 +1,7 @@
 // The chat box: this node's OpenAI route, streamed. The conversation is kept in this page only.
 
 import { byId, element, setText } from "./elements.js";
+import { counted } from "./state.js";
 
 const UNAUTHORIZED = 401;
 
@@ -131,5 +132,5 @@ async function* eventsOf(stream) {
 function accountText(count, swarm) {
   const workers = Object.keys(swarm.workers ?? {}).length;
   const share = Math.round(100 * (swarm.share_remote ?? 0));
-  return `${count} tokens; workers computed ${share} % of the rows (${workers} of them).`;
+  return `${counted(count, "token")}; ${counted(workers, "worker")} computed ${share} % of the rows.`;
 }

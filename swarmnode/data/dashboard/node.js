@@ -1,7 +1,7 @@
 // This node: its budget, what it holds, and whether others reach it.
 
 import { byId, element, setText } from "./elements.js";
-import { bytesText } from "./state.js";
+import { bytesText, counted } from "./state.js";
 
 export class OwnNode {
   #list = byId("node-facts");
@@ -35,7 +35,7 @@ function factsOf({ node, model }) {
     ["Holds", holdingsText(node, model)],
     ["Addresses", node.addresses.join(", ") || "none: it only dials"],
     ["Reachable", reachText(node)],
-    ["Connected", `${node.connected} nodes, ${node.neighbours} gossip neighbours`],
+    ["Connected", `${counted(node.connected, "node")}, ${counted(node.neighbours, "gossip neighbour")}`],
   ];
 }
 
@@ -49,7 +49,7 @@ function holdingsText(node, model) {
   if (node.seeds) return `all ${model.experts.toLocaleString("en")} experts, for others to fetch`;
   const layers = new Set(node.holdings.map(([layer]) => layer)).size;
   const fetching = node.fetching ? `, ${node.fetching} on their way` : "";
-  return `${node.serving} experts in ${layers} layers, ${bytesText(node.serving_bytes)}${fetching}`;
+  return `${counted(node.serving, "expert")} in ${counted(layers, "layer")}, ${bytesText(node.serving_bytes)}${fetching}`;
 }
 
 function reachText(node) {

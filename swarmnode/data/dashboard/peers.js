@@ -1,7 +1,7 @@
 // The table of peers: a row a node; only cells whose text changed are touched.
 
 import { byId, element, setText } from "./elements.js";
-import { bytesText, rateText } from "./state.js";
+import { bytesText, counted, rateText } from "./state.js";
 
 const NUMBERS = new Set(["latency", "rows", "experts", "budget"]);
 
@@ -50,7 +50,7 @@ export class PeerTable {
   #summarise({ node, nodes }) {
     const listed = Object.keys(nodes).length;
     const more = node.nodes_known > listed ? `; the first ${listed} are listed` : "";
-    setText(byId("peers-summary"), `${node.nodes_known} other nodes known, ${node.connected} connected${more}.`);
+    setText(byId("peers-summary"), `${counted(node.nodes_known, "other node")} known, ${node.connected} connected${more}.`);
   }
 
   #fill(id, node) {

@@ -133,6 +133,11 @@ export function rateText(rate) {
   return rate >= 100 || rate === 0 ? Math.round(rate).toLocaleString("en") : rate.toFixed(1);
 }
 
+/** "1 node", "2 nodes". */
+export function counted(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** Rounded down: 100 % means all. */
 export function percent(part, whole) {
   return whole ? `${Math.floor((100 * part) / whole)} %` : "0 %";
