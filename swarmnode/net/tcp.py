@@ -9,6 +9,7 @@ from functools import partial
 
 import trio
 
+from swarmnode.net.accepting import accept_forever
 from swarmnode.net.transport import StreamHandler
 
 BACKLOG = 128
@@ -100,11 +101,17 @@ class TcpTransport:
         *,
         task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """See Transport. Running out of descriptors pauses accepting for 100 ms (trio's serve_listeners)."""
+        """See Transport. Running out of descriptors pauses accepting (net/accepting)."""
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(trio.serve_listeners, partial(_accepted, handler), listeners))
+            for listener in listeners:
+                nursery.start_soon(_accept, listener, handler)
             task_status.started([listener.socket.getsockname()[:2] for listener in listeners])
+
+
+async def _accept(listener: trio.SocketListener, handler: StreamHandler) -> None:
+    async with listener:
+        await accept_forever(listener, partial(_accepted, handler))
 
 
 async def _accepted(handler: StreamHandler, stream: trio.SocketStream) -> None:

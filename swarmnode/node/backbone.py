@@ -33,6 +33,7 @@ from swarmnode.models.chat import template_of
 from swarmnode.models.registry import open_model
 from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.net.address import PeerAddress
+from swarmnode.net.descriptors import raise_limit
 from swarmnode.net.peer import Peer
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
@@ -151,6 +152,7 @@ async def run_backbone(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a model until stopped. Raises LocalError when this machine or the model's files cannot."""
+    raise_limit()
     with hold_key(options.folders) as key:
         keys = KeyRing(options.folders.api_keys_file, _log_bad_keys)
         async with trio.open_nursery() as nursery, await _api_listener(options.api, keys) as api_listener:

@@ -16,6 +16,7 @@ from swarmnode.compute.devices import Device
 from swarmnode.gossip.records import ModelHoldings
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
+from swarmnode.net.descriptors import raise_limit
 from swarmnode.net.peer import Handler, Peer
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
@@ -53,6 +54,7 @@ class WorkerOptions(NodeOptions):
 
 async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]) -> None:
     """Lend memory and compute until stopped. Raises LocalError when this machine cannot serve."""
+    raise_limit()
     with hold_key(options.folders) as key:
         await _run_worker(options, key, report)
 
