@@ -14,6 +14,7 @@ try:
     import click
 
     from swarmnode import __version__
+    from swarmnode.cli.closed_streams import open_closed_streams
     from swarmnode.errors import MissingExtraError, SwarmError
 except KeyboardInterrupt:
     sys.exit(STOPPED)
@@ -47,6 +48,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Ctrl-C before the verb runs, while it is imported, say, ends as silently as later (common.clear_errors)."""
+        open_closed_streams()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

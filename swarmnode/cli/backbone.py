@@ -80,7 +80,7 @@ from swarmnode.services.reports import (
 @allow_option
 @bootstrap_option
 @click.option(
-    "--context", type=click.IntRange(1), default=4096, show_default=True, help="Tokens a conversation holds."
+    "--context", type=click.IntRange(2), default=4096, show_default=True, help="Tokens a conversation holds."
 )
 @click.option(
     "--slots", type=click.IntRange(1, 64), default=4, show_default=True, help="Conversations at a time."

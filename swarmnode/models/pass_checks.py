@@ -77,9 +77,9 @@ class PassChecks:
 
 def check_sizes(index: ModelIndex, n_ctx: int, n_slots: int, n_ctx_train: int) -> None:
     """UsageError for a context or a number of slots out of range, UnsupportedModelError for a layer without experts."""
-    if not 1 <= n_ctx <= n_ctx_train:
+    if not 2 <= n_ctx <= n_ctx_train:  # one of the prompt, one of the answer
         raise UsageError(
-            f"a context of {n_ctx} tokens is not 1 to {n_ctx_train}, which the model was made for"
+            f"a context of {n_ctx} tokens is not 2 to {n_ctx_train}, which the model was made for"
         )
     if not 1 <= n_slots <= _MAX_SLOTS:
         raise UsageError(f"{n_slots} slots are not 1 to {_MAX_SLOTS}")

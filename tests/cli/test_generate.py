@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,3 +54,25 @@ def test_something_else_answers(answer: bytes, says: str) -> None:
     assert result.exit_code == 1
     assert says in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_closed_standard_streams_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `>&-` in a shell, which leaves None."""
+    piece = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece)
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    with answering(HEAD % b"text/event-stream" + body) as api:
+        main(["generate", "The door", "--api", api], standalone_mode=False)
+    streams = [sys.stdin, sys.stdout, sys.stderr]
+    for stream in streams:
+        stream.close()
+
+
+def test_numbers_of_closed_streams_are_not_given_to_files() -> None:
+    code = (
+        "import os; from swarmnode.cli.closed_streams import open_closed_streams as run; run();"
+        "run(); assert os.open(os.devnull, os.O_RDONLY) > 2; os.write(1, b'x'); os.write(2, b'x')"
+    )
+    with subprocess.Popen([sys.executable, "-c", f"import os; os.close(1); os.close(2); {code}"]) as process:
+        assert process.wait() == 0

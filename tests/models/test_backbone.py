@@ -229,7 +229,7 @@ def test_bad_arguments_are_refused_at_once(
 
 @pytest.mark.parametrize(
     ("n_ctx", "n_slots", "reason"),
-    [(0, 1, "context"), (4097, 1, "4096"), (64, 0, "slots"), (64, 1025, "slots")],
+    [(0, 1, "context"), (1, 1, "context"), (4097, 1, "4096"), (64, 0, "slots"), (64, 1025, "slots")],
 )
 def test_bad_sizes_are_refused(local: LocalModel, n_ctx: int, n_slots: int, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
