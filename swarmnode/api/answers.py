@@ -20,6 +20,12 @@ log = logging.getLogger(__name__)
 WRONG = "invalid_request_error"
 CLIENT_GONE = 499
 """Status that nobody reads (nginx's number for it)."""
+_CODES = {
+    404: "unknown_url",
+    405: "method_not_supported",
+    408: "request_timeout",
+    503: "overloaded",
+}
 
 
 def refusal(
@@ -54,16 +60,17 @@ def failure(error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """For Starlette: no such route (404), or not with this method (405)."""
+    """For Starlette: no such route (404), not with this method (405), or a body that was not waited for (408, 503)."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
-    code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code)
+    code = _CODES.get(error.status_code)
     message = f"{where}: {error.detail}"
     if error.status_code == 404:
         message += f". There are: {', '.join(_routes(request.app))} (docs/api.md, docs/node-api.md)"
     elif allowed := (error.headers or {}).get("Allow"):
         message += f". Use {' or '.join(sorted(set(allowed.split(', ')) - {'HEAD'}))}"
-    return refusal(error.status_code, message, code=code, headers=error.headers)
+    kind = WRONG if error.status_code < 500 else "server_error"
+    return refusal(error.status_code, message, kind, code, error.headers)
 
 
 def _routes(app: Starlette) -> list[str]:

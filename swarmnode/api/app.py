@@ -29,7 +29,7 @@ from swarmnode.api.answers import (
     on_http_error,
     refusal,
 )
-from swarmnode.api.body import read_body
+from swarmnode.api.body import Bodies
 from swarmnode.api.dashboard_routes import Dashboard, dashboard_routes
 from swarmnode.api.event_stream import EventStream, Tell, end_when_gone
 from swarmnode.api.forms import Choice, ResponseForm, swarm_headers, usage_of
@@ -136,6 +136,7 @@ class _Routes:
         engine = served.engine
         self._prompts = Prompts(engine.tokenizer, served.template, engine.model.n_ctx)
         self._rules = Rules(engine.tokenizer, served.template)
+        self._bodies = Bodies(served.config)
         self._n_preparing = 0
 
     async def health(self, request: Request) -> Response:
@@ -178,14 +179,14 @@ class _Routes:
     async def _answer(self, request: Request, parse: Parse, *, chat: bool) -> Response:
         served = self._served
         try:
-            asked = await served.threads.run(
-                partial(parse_body_untrusted, await read_body(request, MAX_BODY_BYTES), parse)
-            )
-            if asked.model not in (None, served.model_name):
-                return self._no_model(str(asked.model))
-            if served.engine.n_waiting + self._n_preparing + asked.n > served.config.max_waiting:
-                return self._busy()
-            answering = await self._prepare(asked)
+            async with self._bodies.read(request, MAX_BODY_BYTES) as body:
+                read = partial(parse_body_untrusted, body, parse, served.config.max_body_marks)
+                asked = await served.threads.run(read)
+                if asked.model not in (None, served.model_name):
+                    return self._no_model(str(asked.model))
+                if served.engine.n_waiting + self._n_preparing + asked.n > served.config.max_waiting:
+                    return self._busy()
+                answering = await self._prepare(asked)
         except SwarmError as error:
             return failure(error)
         form = ResponseForm(

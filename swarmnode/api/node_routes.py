@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarmnode.api.answers import refusal
-from swarmnode.api.body import read_body
+from swarmnode.api.body import Bodies
+from swarmnode.api.json_bounds import check_marks_untrusted
 from swarmnode.api.node_forms import (
     AnnounceForm,
     is_model,
@@ -87,6 +88,7 @@ class _NodeRoutes:
     def __init__(self, node: NodeApi) -> None:
         self._node = node
         self._market = node.market
+        self._bodies = Bodies(node.config.api)
         manifest = node.market.manifest
         self._head = {"model": manifest.name, "model_id": manifest.model_id.hex()}
 
@@ -164,7 +166,9 @@ class _NodeRoutes:
 
     async def _body(self, request: Request) -> object:
         """Raises UsageError for what is too long or not JSON."""
-        data = await read_body(request, self._node.config.node_api.max_body_bytes)
+        limits = self._node.config.node_api
+        async with self._bodies.read(request, limits.max_body_bytes) as data:
+            check_marks_untrusted(data, limits.max_body_marks)
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from swarmnode.api import thinking
+from swarmnode.api.json_bounds import check_marks_untrusted
 from swarmnode.api.openai import CompletionRequest
 from swarmnode.api.tool_prompt import told_in_messages
+from swarmnode.config import ApiConfig
 from swarmnode.errors import ContextFullError, UsageError
 from swarmnode.models.chat import ChatTemplate
 from swarmnode.models.tokenizer import Tokenizer
@@ -74,8 +76,13 @@ class Prompts:
             )
 
 
-def parse_body_untrusted(body: bytes, parse: Callable[[object], CompletionRequest]) -> CompletionRequest:
-    """The request in a body. Raises UsageError for what is not JSON, and what `parse` raises."""
+def parse_body_untrusted(
+    body: bytes,
+    parse: Callable[[object], CompletionRequest],
+    most_marks: int = ApiConfig.max_body_marks,
+) -> CompletionRequest:
+    """The request in a body. Raises UsageError for what is not JSON, or too rich, and what `parse` raises."""
+    check_marks_untrusted(body, most_marks)
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:

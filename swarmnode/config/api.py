@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarmnode.config.units import KIB
+from swarmnode.config.units import KIB, MIB
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,26 @@ class ApiConfig:
     unsent_bytes: int = 32 * KIB
     """Of a stream, in the kernel (Linux, macOS): so far a client may fall behind before its answer pauses: some 60
     tokens. Without it the kernel takes megabytes, and would go on for a client that has stalled long ago."""
+    idle_s: float = 30.0
+    """A connection without a request, or with a part of its head, is closed after so long."""
+    linger_s: float = 2.0
+    """After its last answer a connection is read for so long, what comes is dropped: closed at once, the kernel would
+    reset it, and the answer could be lost on the way. Long enough for a round trip over any link."""
+    max_connections: int = 256
+    """At a time; for a new one the one that is idle for longest is closed, else it has status 503. All generations that
+    may wait or run (max_waiting, slots), and pages that listen to events."""
+    descriptor_share: float = 0.25
+    """Of the descriptors that the process may have, for these connections at most: the swarm's come first."""
+    arriving_bytes: int = 32 * MIB
+    """Bodies that arrive or become prompts, all together, in memory: four of the longest. For more, the one that has
+    most while it still arrives is refused with status 503: short ones always get in."""
+    body_wait_s: float = 20.0
+    """A body may take so long, and a second more for every `body_bytes_per_s` that have come; else status 408."""
+    body_bytes_per_s: int = 64 * KIB
+    """Half of a slow uplink (1 Mbit/s)."""
+    max_body_marks: int = 65536
+    """Lists, objects, strings and commas in the JSON of a body: a long conversation with a hundred tools has 20,000.
+    Parsing holds Python's lock, 0.5 us for each of them, and everything else waits."""
     cors: tuple[str, ...] = ()
     """Origins of web pages that may use the API; "*": all, but those need a key everywhere."""
 
@@ -43,6 +63,8 @@ class NodeApiConfig:
     """What a replica of such a holder counts, as MarketConfig.suspect_weight: nobody signs for it."""
     max_body_bytes: int = 256 * KIB
     """Of a request: 4,096 ranges in JSON are 100 KB."""
+    max_body_marks: int = 32768
+    """As ApiConfig.max_body_marks; 4,096 ranges have 16,400."""
     max_shards: int = 8
     """Shards sent at a time; more are refused with status 429. A place is lost as a connection is
     (WireConfig.min_progress_bytes_per_s)."""

@@ -12,6 +12,7 @@ import pytest
 import trio
 from starlette.applications import Starlette
 
+from swarmnode.api.access import Access
 from swarmnode.config import Folders
 from swarmnode.identity import NodeKey
 from swarmnode.node.backbone import BackboneOptions, app_of, node_api_of
@@ -39,7 +40,7 @@ def opener(folder: Path) -> Callable[[], Any]:
                 key = NodeKey.from_seed(bytes(32))
                 options = BackboneOptions(Folders.under(folder / "backbone"), "test", config=swarm.config)
                 node = node_api_of(swarm.backbone, index, options, key, TOKEN)
-                yield app_of(swarm.backbone, index, options, node, (swarm.address,))
+                yield app_of(swarm.backbone, index, options, node, (swarm.address,), Access())
 
     return open_app
 
