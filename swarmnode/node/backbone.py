@@ -188,8 +188,7 @@ async def _serve_model(
             )
             node = node_api_of(backbone, index, options, key, token)
             app = app_of(backbone, index, options, node, places, _access(options, keys, token))
-            stalled_s = options.config.api.stalled_s
-            await nursery.start(partial(api_serve.run, stalled_s=stalled_s), app, api_listener)
+            await nursery.start(partial(api_serve.run, config=options.config.api), app, api_listener)
             report(_ready(options, manifest, model, device.info, places, _url(api_listener)))
             task_status.started()
 

@@ -326,7 +326,7 @@ async def served(
 async def _serve(
     app: Starlette, listener: trio.SocketListener, stalled_s: float, task_status: trio.TaskStatus[None]
 ) -> None:
-    await serve.run(app, listener, stalled_s=stalled_s, task_status=task_status)
+    await serve.run(app, listener, config=ApiConfig(stalled_s=stalled_s), task_status=task_status)
 
 
 def request(port: int) -> bytes:
