@@ -12,6 +12,7 @@ STOPPED = 130
 
 try:
     import click
+    from click.shell_completion import CompletionItem
 
     from swarmnode import __version__
     from swarmnode.cli.closed_streams import open_closed_streams
@@ -26,6 +27,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 VERBS = {
     "backbone": "Serve a model: dense path, gate and the fallback replica of every expert.",
     "bench": "Measure this machine, alone and with workers at an emulated RTT.",
+    "completion": "Print what a shell needs to complete verbs and options.",
+    "config": "Show the settings, and where each value comes from.",
     "demo": "Run a whole swarm on this machine and check that its answer is right.",
     "doctor": "Say what this machine can do and what is wrong with it.",
     "generate": "Continue a prompt with a running backbone.",
@@ -61,18 +64,25 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         try:
-            command: click.Command = _module_of(cmd_name).command
+            command: click.Command = module_of(cmd_name).command
         except SwarmError as error:  # an extra, or of compute/ggml.py: SWARMNODE_GGML_LIB names a bad library
             click.echo(f"swarmnode: {error}", err=True)
             sys.exit(1)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs from the list here: to import all of them takes a second, and some need the extra."""
+        verbs = [
+            CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)
+        ]
+        return verbs or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(VERBS.items()))
 
 
-def _module_of(verb: str) -> Any:
+def module_of(verb: str) -> Any:
     """MissingExtraError if it needs what only the extra `backbone` installs."""
     try:
         return importlib.import_module(f"swarmnode.cli.{verb}")

@@ -32,11 +32,11 @@ from swarmnode.cli.common import (
     parse_host_port,
     say,
     secret_option,
-    set_up_logging,
-    verbose_option,
 )
+from swarmnode.cli.logs import log_event, logging_options, set_up_logging
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
+from swarmnode.cli.verb import Verb
 from swarmnode.config import Config, Drafts, EngineConfig, Repack, Speculate
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress
@@ -49,12 +49,13 @@ from swarmnode.services.reports import (
     Connecting,
     Hashing,
     Ready,
+    Stopped,
     Waiting,
     WorkerChanged,
 )
 
 
-@click.command("backbone")
+@click.command("backbone", cls=Verb)
 @click.option(
     "--model", help="A GGUF file (any part of a split one) or a known name; default: the bundled model."
 )
@@ -127,7 +128,7 @@ from swarmnode.services.reports import (
 @secret_option
 @lan_option
 @home_option
-@verbose_option
+@logging_options
 @clear_errors
 def command(
     model: str | None,
@@ -153,13 +154,14 @@ def command(
     lan: bool,
     home: Path | None,
     verbose: int,
+    log_json: bool,
 ) -> None:
     """Serve a model: the dense path, the gate, and every expert that no worker answers for.
 
     \b
     Example: swarmnode backbone --model model.gguf --listen 0.0.0.0:4790
     """
-    set_up_logging(verbose)
+    set_up_logging(verbose, as_json=log_json)
     folders = folders_of(home)
     member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
     config = _config_of(threads, deadline_ms, send, local_budget)
@@ -188,8 +190,9 @@ def command(
     )
     private = "" if member.secret is None else " --secret FILE"
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
-    trio.run(partial(run_backbone, options, _Face(named + private).show))
-    say("stopped")
+    show = log_event if log_json else _Face(named + private).show
+    trio.run(partial(run_backbone, options, show))
+    show(Stopped())
 
 
 def checked_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -242,6 +245,8 @@ class _Face:
                 say(f"dialling {event.address}")
             case Waiting():
                 say(f"waiting {event.delay_s:.1f} s: {event.reason}")
+            case Stopped():
+                say("stopped")
 
     def _worker(self, event: WorkerChanged) -> None:
         reason = f" ({event.reason})" if event.reason else ""

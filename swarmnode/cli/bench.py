@@ -25,6 +25,7 @@ from swarmnode.cli.common import (
     say,
 )
 from swarmnode.cli.sizes import ByteSize
+from swarmnode.cli.verb import Verb
 from swarmnode.compute.devices import Device
 from swarmnode.config import Folders
 from swarmnode.errors import MissingExtraError
@@ -61,7 +62,7 @@ class Numbers(click.ParamType[tuple[float, ...]]):
         return numbers
 
 
-@click.command("bench")
+@click.command("bench", cls=Verb)
 @click.argument(
     "sections", nargs=-1, type=click.Choice(SECTIONS), metavar="[kernels|prefill|decode|swarm]..."
 )

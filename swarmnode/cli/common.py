@@ -1,14 +1,13 @@
 """What verbs share: options, the exit codes, and turning errors into one clear line.
 
-Exit codes: 0 all went well (so ends a backbone or worker that ran until Ctrl-C or SIGTERM); 1 something failed (the
-line says what and what to do); 2 wrong usage (click's own); 130 Ctrl-C ended any other
-command, or one that did not run yet.
+Exit codes: 0 all went well (so ends a backbone or worker that ran until Ctrl-C, SIGTERM or `swarmnode leave`);
+1 something failed (the line says what and what to do); 2 wrong usage: the command line, the environment or the settings
+file (click's own); 130 Ctrl-C ended any other command, or one that did not run yet.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import sys
 import unicodedata
@@ -112,19 +111,6 @@ def lan_option(function: Callable[..., Any]) -> Callable[..., Any]:
         is_flag=True,
         help="Also find nodes of this network on the LAN, and be found there (needs the extra `lan`).",
     )(function)
-
-
-def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`-v`: log to standard error."""
-    return click.option("-v", "--verbose", count=True, help="Log more (-vv: everything).")(function)
-
-
-def set_up_logging(verbose: int) -> None:
-    """Warnings by default; -v information, -vv everything. To standard error."""
-    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbose, 2)]
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
-    )
 
 
 def folders_of(home: Path | None) -> Folders:

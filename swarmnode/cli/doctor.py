@@ -13,6 +13,7 @@ import click
 
 from swarmnode.cli.common import clear_errors, folders_of, home_option, max_rows_option, say
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.cli.verb import Verb
 from swarmnode.compute import library
 from swarmnode.compute.devices import DeviceInfo, build_report, list_devices, open_device
 from swarmnode.compute.self_test import SelfTestReport, check_device
@@ -25,7 +26,7 @@ Finding = tuple[str, str]
 """("ok" | "warn" | "fail", what was found and, if not ok, what to do)."""
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Verb)
 @click.option("--device", help="Test this ggml device only; default: all that are found.")
 @max_rows_option
 @home_option

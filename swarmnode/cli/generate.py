@@ -13,11 +13,12 @@ import httpx
 from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible
 from swarmnode.cli.http_api import base_url, error_message, key_header, no_api, nobody_there
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.cli.verb import Verb
 from swarmnode.errors import ConnectionLostError, UsageError
 from swarmnode.models.sampling import SamplingParams
 
 
-@click.command("generate")
+@click.command("generate", cls=Verb)
 @click.argument("prompt")
 @click.option(
     "--api", "api", default=DEFAULT_API, show_default=True, help="Where the backbone's API listens."

@@ -19,6 +19,7 @@ from swarmnode.cli.common import (
     say,
     secret_option,
 )
+from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, split_host_port
@@ -29,7 +30,7 @@ from swarmnode.net.secret_file import create_secret, read_secret
 from swarmnode.wire.secret import NetworkSecret
 
 
-@click.command("invite")
+@click.command("invite", cls=Verb)
 @click.option(
     "--at",
     multiple=True,

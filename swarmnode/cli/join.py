@@ -27,12 +27,12 @@ from swarmnode.cli.common import (
     parse_host_port,
     say,
     secret_option,
-    set_up_logging,
-    verbose_option,
 )
+from swarmnode.cli.logs import log_event, logging_options, set_up_logging
 from swarmnode.cli.memory import return_freed_memory, trim_heap
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
+from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.node.worker import WorkerOptions, run_worker
 from swarmnode.services.reports import (
@@ -44,6 +44,7 @@ from swarmnode.services.reports import (
     Serving,
     Settled,
     Started,
+    Stopped,
     Tested,
     Waiting,
 )
@@ -52,7 +53,7 @@ from swarmnode.wire.secret import network_tag
 _DOWNLOAD = "downloading experts"
 
 
-@click.command("join")
+@click.command("join", cls=Verb)
 @click.option("--budget", type=ByteSize(), required=True, help="Most memory for experts: 300MB, 1.5GiB ...")
 @bootstrap_option
 @click.option(
@@ -70,7 +71,7 @@ _DOWNLOAD = "downloading experts"
 @secret_option
 @lan_option
 @home_option
-@verbose_option
+@logging_options
 @clear_errors
 def command(
     budget: int,
@@ -87,6 +88,7 @@ def command(
     lan: bool,
     home: Path | None,
     verbose: int,
+    log_json: bool,
 ) -> None:
     """Hold the scarcest experts that fit the budget, and compute them for a backbone.
 
@@ -95,7 +97,7 @@ def command(
                --bootstrap swarm://NODEID@192.168.1.5:4790
     """
     return_freed_memory()
-    set_up_logging(verbose)
+    set_up_logging(verbose, as_json=log_json)
     folders = folders_of(home)
     member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
     remembered = folders.address_book(network_tag(member.network, member.secret))
@@ -119,18 +121,19 @@ def command(
         config=config_of(threads, None, max_rows),
         budget_bytes=budget,
     )
-    face = _Face()
+    face = _Face(as_json=log_json)
     try:
         trio.run(partial(run_worker, options, face.show))
     finally:
         face.close()
-    say("stopped")
+    face.show(Stopped())
 
 
 class _Face:
     """Turns events into lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
         self._download = Progress(_DOWNLOAD)
 
     def close(self) -> None:
@@ -138,6 +141,14 @@ class _Face:
         self._download.close()
 
     def show(self, event: JoinEvent) -> None:
+        if isinstance(event, Serving):
+            trim_heap()
+        if self._as_json:
+            log_event(event)
+        else:
+            self._show(event)
+
+    def _show(self, event: JoinEvent) -> None:
         match event:
             case Started():
                 say(f"this node is {event.node}")
@@ -149,6 +160,8 @@ class _Face:
             case Listening():
                 for address in event.addresses:
                     say(f"listening {address}")
+            case Stopped():
+                say("stopped")
             case _:
                 self._show_experts(event)
 
@@ -167,7 +180,6 @@ class _Face:
                 self._download.close()
                 self._tested(event)
             case Serving():
-                trim_heap()
                 say(
                     f"serving {event.backbone}: {event.n_experts} experts, {format_bytes(event.held_bytes)}, "
                     f"up to {event.max_rows} rows at once on {event.device}"

@@ -15,6 +15,7 @@ import click
 from swarmnode.cli.common import DEFAULT_API, clear_errors, say, visible
 from swarmnode.cli.http_api import get_object
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 
 WIDTH = 80
@@ -24,7 +25,7 @@ MAX_LISTED = 12
 COLOURS = {".": "red", "1": "yellow", "2": "green", "3": "bright_green"}
 
 
-@click.command("status")
+@click.command("status", cls=Verb)
 @click.option(
     "--api", "api", default=DEFAULT_API, show_default=True, help="Where the backbone's API listens."
 )

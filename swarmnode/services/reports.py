@@ -123,7 +123,12 @@ class Started:
     node: str
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """The node has ended cleanly."""
+
+
 JoinEvent: TypeAlias = (
-    Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving | Settled
+    Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving | Settled | Stopped
 )
-BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged
+BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged | Stopped
