@@ -37,6 +37,10 @@ VERBS = {
     "invite": "Bring another machine in: a link, a QR code, a line to run there.",
     "join": "Lend memory and compute to a swarm: hold a few experts.",
     "key": "Make, list and revoke keys of the HTTP API.",
+    "leave": "Have the node that runs here say goodbye and end.",
+    "limits": "Show or change what the worker that runs here may take.",
+    "pause": "Have the worker that runs here stop computing for a while.",
+    "resume": "Have a paused worker go on.",
     "shard": "Cut experts out of a GGUF into a small valid GGUF.",
     "status": "Show the swarm: nodes, coverage of each layer, what is scarce.",
 }

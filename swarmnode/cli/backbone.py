@@ -16,6 +16,7 @@ from swarmnode.cli.common import (
     DEFAULT_API,
     DEFAULT_NETWORK,
     DEFAULT_SWARM_PORT,
+    LEAVING,
     advertise_option,
     advertised_of,
     allow_option,
@@ -48,6 +49,7 @@ from swarmnode.services.reports import (
     BackboneEvent,
     Connecting,
     Hashing,
+    Leaving,
     Ready,
     Stopped,
     Waiting,
@@ -245,6 +247,8 @@ class _Face:
                 say(f"dialling {event.address}")
             case Waiting():
                 say(f"waiting {event.delay_s:.1f} s: {event.reason}")
+            case Leaving():
+                say(LEAVING)
             case Stopped():
                 say("stopped")
 

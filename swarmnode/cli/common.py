@@ -32,6 +32,8 @@ from swarmnode.wire.secret import NetworkSecret, network_tag
 P = ParamSpec("P")
 T = TypeVar("T")
 
+LEAVING = "leaving: the others are told, and rows under way are finished (Ctrl-C once more stops at once)"
+
 DEFAULT_NETWORK = "public"
 SECRET_VARIABLE = "SWARMNODE_SECRET"
 DEFAULT_SWARM_PORT = 4790

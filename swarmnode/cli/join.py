@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import click
 import trio
@@ -25,32 +26,18 @@ from swarmnode.cli.common import (
     membership_of,
     network_option,
     parse_host_port,
-    say,
     secret_option,
 )
-from swarmnode.cli.logs import log_event, logging_options, set_up_logging
-from swarmnode.cli.memory import return_freed_memory, trim_heap
-from swarmnode.cli.progress import Progress
-from swarmnode.cli.sizes import ByteSize, format_bytes
+from swarmnode.cli.join_face import JoinFace
+from swarmnode.cli.logs import logging_options, set_up_logging
+from swarmnode.cli.memory import return_freed_memory
+from swarmnode.cli.sizes import ByteSize
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.node.worker import WorkerOptions, run_worker
-from swarmnode.services.reports import (
-    Connecting,
-    Fetched,
-    JoinEvent,
-    Listening,
-    Planned,
-    Serving,
-    Settled,
-    Started,
-    Stopped,
-    Tested,
-    Waiting,
-)
+from swarmnode.schedule.restraint import Hours, OnBattery
+from swarmnode.services.reports import Stopped
 from swarmnode.wire.secret import network_tag
-
-_DOWNLOAD = "downloading experts"
 
 
 @click.command("join", cls=Verb)
@@ -67,6 +54,25 @@ _DOWNLOAD = "downloading experts"
 @allow_option
 @compute_options
 @max_rows_option
+@click.option(
+    "--hours",
+    multiple=True,
+    metavar="A-B",
+    help="Lend at these hours only, local time: 22:00-07:00; several times.",
+)
+@click.option(
+    "--on-battery",
+    type=click.Choice(get_args(OnBattery)),
+    default="pause",
+    show_default=True,
+    help="What to do while the machine runs on battery.",
+)
+@click.option(
+    "--keep-free",
+    type=ByteSize(),
+    show_default="5 % of it, 256 MiB at least",
+    help="Memory that must stay available; experts are given up for it.",
+)
 @network_option
 @secret_option
 @lan_option
@@ -83,6 +89,9 @@ def command(
     device: str | None,
     threads: int,
     max_rows: int | None,
+    hours: tuple[str, ...],
+    on_battery: OnBattery,
+    keep_free: int | None,
     network: str | None,
     secret_file: Path | None,
     lan: bool,
@@ -120,79 +129,13 @@ def command(
         device=device,
         config=config_of(threads, None, max_rows),
         budget_bytes=budget,
+        hours=tuple(Hours.parse(text) for text in hours),
+        on_battery=on_battery,
+        keep_free_bytes=keep_free,
     )
-    face = _Face(as_json=log_json)
+    face = JoinFace(as_json=log_json)
     try:
         trio.run(partial(run_worker, options, face.show))
     finally:
         face.close()
     face.show(Stopped())
-
-
-class _Face:
-    """Turns events into lines."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._download = Progress(_DOWNLOAD)
-
-    def close(self) -> None:
-        """Leave the terminal as it should be, whatever ended the command."""
-        self._download.close()
-
-    def show(self, event: JoinEvent) -> None:
-        if isinstance(event, Serving):
-            trim_heap()
-        if self._as_json:
-            log_event(event)
-        else:
-            self._show(event)
-
-    def _show(self, event: JoinEvent) -> None:
-        match event:
-            case Started():
-                say(f"this node is {event.node}")
-            case Connecting():
-                say(f"dialling {event.address}")
-            case Waiting():
-                self._download.close()
-                say(f"waiting {event.delay_s:.1f} s: {event.reason}")
-            case Listening():
-                for address in event.addresses:
-                    say(f"listening {address}")
-            case Stopped():
-                say("stopped")
-            case _:
-                self._show_experts(event)
-
-    def _show_experts(self, event: JoinEvent) -> None:
-        match event:
-            case Planned():
-                self._download.close()
-                self._download = Progress(_DOWNLOAD)  # each try counts from its own beginning
-                say(
-                    f"downloading {event.new_experts} experts of {event.model_name} "
-                    f"({format_bytes(event.fetch_bytes)}) beside {event.kept_experts} held"
-                )
-            case Fetched():
-                self._download.update(event.done_bytes, event.total_bytes)
-            case Tested():
-                self._download.close()
-                self._tested(event)
-            case Serving():
-                say(
-                    f"serving {event.backbone}: {event.n_experts} experts, {format_bytes(event.held_bytes)}, "
-                    f"up to {event.max_rows} rows at once on {event.device}"
-                )
-            case Settled():
-                self._download.close()
-                say(
-                    f"full: {event.n_experts} experts of {event.model_name}, {format_bytes(event.held_bytes)}"
-                )
-
-    def _tested(self, event: Tested) -> None:
-        worst = min(event.report.results, key=lambda result: result.min_cosine)
-        say(
-            f"self-test: {len(event.report.results)} checks, lowest cosine {worst.min_cosine:.6f} "
-            f"({worst.weights}, width {worst.width}, against {worst.reference})"
-        )

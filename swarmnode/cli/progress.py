@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from swarmnode.cli.common import say
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
+_LEAST_S = 0.5
+"""A rate of less time says nothing."""
+
+
 class Progress:
     """One piece of long work, counted in bytes. Shows nothing until the first update."""
 
@@ -21,16 +26,30 @@ class Progress:
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._tenths = 0
+        self._began: tuple[float, int] | None = None
+        """When the first update came, and with how many bytes."""
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
         """Bytes done so far, out of how many."""
         if sys.stdout.isatty():
             self._update_bar(done_bytes, total_bytes)
             return
+        rate = self._rate(done_bytes, total_bytes)
         tenths = 10 * done_bytes // max(1, total_bytes)
         if tenths > self._tenths:
             self._tenths = tenths
-            say(f"{self._what}: {10 * tenths} % of {format_bytes(total_bytes)}")
+            say(f"{self._what}: {10 * tenths} % of {format_bytes(total_bytes)}{rate}")
+
+    def _rate(self, done_bytes: int, total_bytes: int) -> str:
+        """Mean rate so far and time left, once there is one: ", 2.5 MB/s, 40 s left"."""
+        now_s = time.monotonic()
+        began_s, began_bytes = self._began = self._began or (now_s, done_bytes)
+        if done_bytes <= began_bytes or now_s - began_s < _LEAST_S:
+            return ""
+        per_s = (done_bytes - began_bytes) / (now_s - began_s)
+        left_s = (total_bytes - done_bytes) / per_s
+        left = f", {left_s:.0f} s left" if left_s < 120 else f", {left_s / 60:.0f} min left"
+        return f", {format_bytes(per_s)}/s{left if done_bytes < total_bytes else ''}"
 
     def close(self) -> None:
         """Leave the bar as it is and go on printing below it."""

@@ -16,6 +16,7 @@ from swarmnode.config.experts import DispatchConfig, ServeConfig
 from swarmnode.config.folders import Folders
 from swarmnode.config.gossip import GossipConfig
 from swarmnode.config.market import MarketConfig
+from swarmnode.config.restraint import RestraintConfig
 from swarmnode.config.store import StoreConfig
 from swarmnode.config.units import KIB, MIB
 from swarmnode.config.wire import WireConfig
@@ -40,6 +41,7 @@ __all__ = [
     "ModelsConfig",
     "NodeApiConfig",
     "Repack",
+    "RestraintConfig",
     "ServeConfig",
     "Speculate",
     "StoreConfig",
@@ -67,3 +69,4 @@ class Config:
     node_api: NodeApiConfig = field(default_factory=NodeApiConfig)
     market: MarketConfig = field(default_factory=MarketConfig)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
+    restraint: RestraintConfig = field(default_factory=RestraintConfig)

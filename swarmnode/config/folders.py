@@ -46,6 +46,11 @@ class Folders:
         return self.data / "listen.port"
 
     @property
+    def control_socket(self) -> Path:
+        """Where a running node listens to its owner (net/control_socket)."""
+        return self.data / "control.sock"
+
+    @property
     def token_file(self) -> Path:
         """What the node-local HTTP routes ask for (services/node_token)."""
         return self.data / "api.token"

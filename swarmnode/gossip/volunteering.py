@@ -18,63 +18,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from swarmnode.config import MarketConfig
 from swarmnode.gossip.coverage import F32, scarcity, target_replicas
+from swarmnode.gossip.decisions import Claim, Decision, Drop, Fetch, View, Withdraw
 from swarmnode.gossip.priority import order_of, share_of
 from swarmnode.gossip.runs import Runs
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.weights.slices import ExpertRange, merge_pairs
-
-
-class View(Protocol):
-    """What a decision looks at (coverage.MarketView). Replicas and demand are flat f32 [size]; our own claims and
-    replicas are not among them.
-    """
-
-    @property
-    def n_nodes(self) -> int: ...
-    @property
-    def n_claiming(self) -> int: ...
-    @property
-    def replicas(self) -> F32: ...
-    @property
-    def demand(self) -> F32: ...
-    def settled(self, item: ExpertRange, since_s: float) -> F32: ...
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Publish `item` as `fetching` (it is in `Volunteer.fetching` already)."""
-
-    item: ExpertRange
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Publish `item` no longer: others were before us."""
-
-    item: ExpertRange
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """Download `item`, test it, then call `served` or `failed`."""
-
-    item: ExpertRange
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Publish `item` no longer, then free its memory and disk, then call `freed`."""
-
-    item: ExpertRange
-
-
-Decision: TypeAlias = Claim | Withdraw | Fetch | Drop
 
 
 class _Stage(Enum):
@@ -114,6 +67,7 @@ class Volunteer:
     ) -> None:
         self._node_id = node_id
         self._shape = shape
+        self._most_bytes = budget_bytes
         self._budget_bytes = budget_bytes
         self._config = config
         self._epoch = epoch
@@ -126,6 +80,11 @@ class Volunteer:
         self._round_s = -math.inf
         """When the next round is due."""
         self._settling_s = self.settle_s(0)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What may be held now; `limit` changes it."""
+        return self._budget_bytes
 
     # ---- what a record says -------------------------------------------------------------------------------------
 
@@ -212,6 +171,37 @@ class Volunteer:
         self._round_s = -math.inf
         self._dropping.discard(item)
         self._taken[self._shape.slice_of(item)] = False
+
+    # ---- what the owner wants -------------------------------------------------------------------------------------
+
+    def limit(self, view: View, budget_bytes: int) -> list[Decision]:
+        """Hold at most so much from now on, and never more than the first budget. What is missed least is given up.
+
+        Downloads that run are not stopped: call it again while they do.
+        """
+        budget_bytes = min(budget_bytes, self._most_bytes)
+        if budget_bytes > self._budget_bytes:
+            self._round_s = -math.inf
+        self._budget_bytes = budget_bytes
+        excess = -self._left_bytes()
+        if excess <= 0:
+            return []
+        decisions = self.withdraw_claims()
+        excess = self._shape.range_bytes([*self._serving, *self.loading]) - budget_bytes
+        for _, item in sorted((self._worth(view, item), item) for item in self._serving):
+            if excess <= 0:
+                break
+            excess -= self._shape.range_bytes([item])
+            self._drop(item)
+            decisions.append(Drop(item))
+        return decisions
+
+    def withdraw_claims(self) -> list[Decision]:
+        """Nothing is claimed any more that is not being downloaded."""
+        claimed = [item for item, entry in self._entries.items() if entry.stage is _Stage.CLAIMED]
+        for item in claimed:
+            self._remove(item)
+        return [Withdraw(item) for item in claimed]
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from swarmnode.node.common import (
     NodeOptions,
     endpoint_of,
     hold_key,
+    listen_to_owner,
     open_compute,
     stop_on_signal,
 )
@@ -52,6 +53,7 @@ from swarmnode.node.listening import listen_for_nodes
 from swarmnode.node.meeting import Meeting, prepare_meeting
 from swarmnode.node.sending import prepare_policy, prepare_residents
 from swarmnode.services.api_keys import KeyRing
+from swarmnode.services.control import Control
 from swarmnode.services.dashboard_view import DashboardView
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
@@ -63,7 +65,7 @@ from swarmnode.services.node_token import load_or_create_token
 from swarmnode.services.prober import Prober
 from swarmnode.services.reachability import Reachability
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
-from swarmnode.services.reports import BackboneEvent, Hashing, Ready, WorkerChanged
+from swarmnode.services.reports import BackboneEvent, Hashing, Leaving, Ready, WorkerChanged
 from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import ComputeGate, Inline, Runner, Threads
 from swarmnode.services.seeder import Seeder
@@ -156,8 +158,13 @@ async def run_backbone(
     with hold_key(options.folders) as key:
         keys = KeyRing(options.folders.api_keys_file, _log_bad_keys)
         async with trio.open_nursery() as nursery, await _api_listener(options.api, keys) as api_listener:
-            goodbye = Goodbye()
-            nursery.start_soon(stop_on_signal, nursery.cancel_scope, goodbye)
+            goodbye, asked = Goodbye(), trio.Event()
+            nursery.start_soon(
+                partial(stop_on_signal, asked=asked, on_leave=partial(report, Leaving())),
+                nursery.cancel_scope,
+                goodbye,
+            )
+            await listen_to_owner(nursery, options.folders, Control(key.node_id, "backbone", asked.set))
             path = resolve_model(options.model, options.folders.models)
             with ModelIndex.open(path) as index:
                 options.form.check_width(index.n_embd)

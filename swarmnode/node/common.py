@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -20,11 +21,15 @@ from swarmnode.config import Config, Folders
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.address import PeerAddress
+from swarmnode.net.control_socket import serve_control
+from swarmnode.services.control import Control
 from swarmnode.services.runners import ComputeGate
 from swarmnode.weights.file_lock import try_lock
 from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.secret import NetworkSecret
+
+log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 2.0
 LEAVE_GRACE_S = 0.7
@@ -121,16 +126,42 @@ class Goodbye:
             await self.say()
 
 
-async def stop_on_signal(scope: trio.CancelScope, leave: Callable[[], Awaitable[None]] | None = None) -> None:
-    """On Ctrl-C, SIGTERM or the end of the terminal take leave (for LEAVE_TIMEOUT_S at most), then cancel `scope`, so
-    that all closes in order."""
-    with trio.open_signal_receiver(*_stop_signals()) as signals:
-        async for _ in signals:
-            break
+async def stop_on_signal(
+    scope: trio.CancelScope,
+    leave: Callable[[], Awaitable[None]] | None = None,
+    *,
+    asked: trio.Event | None = None,
+    on_leave: Callable[[], None] = lambda: None,
+) -> None:
+    """On Ctrl-C, SIGTERM, the end of the terminal or once `asked` is set: `on_leave`, take leave (for at most
+    LEAVE_TIMEOUT_S), then cancel `scope`, so that all closes in order. Another Ctrl-C meanwhile ends
+    the process at once.
+    """
+    async with trio.open_nursery() as nursery:
+        if asked is not None:
+            nursery.start_soon(_cancel_when, asked, nursery.cancel_scope)
+        with trio.open_signal_receiver(*_stop_signals()) as signals:
+            async for _ in signals:
+                break
+        nursery.cancel_scope.cancel()
+    on_leave()
     if leave is not None:
         with trio.move_on_after(LEAVE_TIMEOUT_S):
             await leave()
     scope.cancel()
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def listen_to_owner(nursery: trio.Nursery, folders: Folders, control: Control) -> None:
+    """Answer `swarmnode pause`, `leave` and so on from now on; where that cannot be, the node runs without."""
+    try:
+        await nursery.start(serve_control, folders.control_socket, control.answer)
+    except UsageError as error:
+        log.warning("`swarmnode pause`, `leave` and `limits` cannot reach this node: %s", error)
 
 
 def _stop_signals() -> list[signal.Signals]:

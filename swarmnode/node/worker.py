@@ -6,6 +6,7 @@ Imports nothing of the extra `backbone`: a phone installs only what a worker nee
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,20 +27,25 @@ from swarmnode.node.common import (
     NodeOptions,
     endpoint_of,
     hold_key,
+    listen_to_owner,
     open_compute,
     stop_on_signal,
 )
 from swarmnode.node.gossiping import Gossiping, prepare_gossip
 from swarmnode.node.listening import listen_for_nodes
 from swarmnode.node.meeting import Meeting, prepare_meeting
+from swarmnode.schedule.restraint import Hours, OnBattery, Wishes
 from swarmnode.services.bulk_links import BulkLinks
+from swarmnode.services.control import Control
 from swarmnode.services.lost_nodes import LostNodes
+from swarmnode.services.machine import read_machine
 from swarmnode.services.market import Market
 from swarmnode.services.memory_lease import lease_folder, memory_lease
-from swarmnode.services.reports import JoinEvent, Listening, Started
+from swarmnode.services.reports import JoinEvent, Leaving, Listening, Started
 from swarmnode.services.residence import Residence, ResidenceBuilder
 from swarmnode.services.runners import ComputeGate, Runner, Threads
 from swarmnode.services.slice_holders import SliceHolders
+from swarmnode.services.steward import Senses, Steward
 from swarmnode.services.volunteer import VolunteerService
 from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.messages import Message
@@ -50,6 +56,11 @@ class WorkerOptions(NodeOptions):
     """And a worker."""
 
     budget_bytes: int = 0
+    hours: tuple[Hours, ...] = ()
+    """When it lends; empty: always."""
+    on_battery: OnBattery = "pause"
+    keep_free_bytes: int | None = None
+    """Memory that is to stay available; None: RestraintConfig says how much."""
 
 
 async def run_worker(options: WorkerOptions, report: Callable[[JoinEvent], None]) -> None:
@@ -85,12 +96,38 @@ async def _lend(
         others=may_meet_others(options, key),
     )
     worker = assemble_worker(options, key, builder, TcpTransport(), report, threads)
+    asked = trio.Event()
+    senses = Senses(read_machine, _minute_of_day, threads)
+    steward = steward_of(worker, senses)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop_on_signal, nursery.cancel_scope, worker.leave)
+            nursery.start_soon(
+                partial(stop_on_signal, asked=asked, on_leave=partial(report, Leaving())),
+                nursery.cancel_scope,
+                worker.leave,
+            )
+            await listen_to_owner(
+                nursery, options.folders, Control(key.node_id, "worker", asked.set, steward)
+            )
+            nursery.start_soon(steward.run)
             await worker.start(nursery)
     finally:
         await worker.service.aclose()
+
+
+def steward_of(worker: Worker, senses: Senses) -> Steward:
+    """Who keeps this worker within what its machine and its owner allow; to be run beside it."""
+    options = worker.options
+    wishes = Wishes(options.budget_bytes, options.hours, options.on_battery, options.keep_free_bytes)
+    connected = worker.meeting.connections.connected
+    return Steward(
+        worker.service, wishes, senses, options.config.restraint, worker.report, lambda: len(connected)
+    )
+
+
+def _minute_of_day() -> int:
+    now = time.localtime()
+    return 60 * now.tm_hour + now.tm_min
 
 
 def may_meet_others(options: WorkerOptions, key: NodeKey) -> bool:

@@ -6,11 +6,13 @@ Nothing of a session is kept: the same request may be sent again, to anyone, at 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import ServeConfig
@@ -33,8 +35,17 @@ class Served:
     rows: int = 0
     pairs: int = 0
     refused: int = 0
+    bytes_in: int = 0
+    """Of requests and replies, without what the wire adds."""
+    bytes_out: int = 0
+    rows_by_layer: Counter[int] = field(default_factory=Counter)
     compute_s: float = 0.0
     """On the compute thread, without the time in the queue, with encoding the replies. A batch's time counts once."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were helped with, at least: a token's row comes once a layer, from each backbone."""
+        return max(self.rows_by_layer.values(), default=0)
 
 
 class ExpertServer:
@@ -58,6 +69,9 @@ class ExpertServer:
         self.max_pairs = max_pairs
         self._queue: JobQueue[ExpertWork, Reply] = JobQueue(compute, ExpertBatches(bank), config)
         self.served = Served()
+        self._n_asked = 0
+        self._idle = trio.Event()
+        self._idle.set()
 
     @property
     def queued_pairs(self) -> int:
@@ -70,11 +84,25 @@ class ExpertServer:
         return {Experts: self._counted}
 
     async def _counted(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
+        self._begin()
         try:
             return await self._experts(peer, message, body)
         except RequestRefusedError:
             self.served.refused += 1
             raise
+        finally:
+            self._n_asked -= 1
+            if self._n_asked == 0:
+                self._idle.set()
+
+    def _begin(self) -> None:
+        self._n_asked += 1
+        if self._idle.is_set():
+            self._idle = trio.Event()
+
+    async def drained(self) -> None:
+        """Wait until no request waits or is being computed."""
+        await self._idle.wait()
 
     async def _experts(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         assert isinstance(message, Experts)
@@ -94,6 +122,9 @@ class ExpertServer:
         self.served.rows += message.n_rows
         self.served.pairs += message.n_pairs
         self.served.compute_s += computed.own_s
+        self.served.rows_by_layer[message.layer] += message.n_rows
+        self.served.bytes_in += len(body)
+        self.served.bytes_out += sum(len(part) for part in reply_body)
         # The asker can only set this against its round trip, and there the whole batch is between asking and answer.
         compute_us = int(computed.batch_s * 1e6)
         reply = Rows(encoding=message.reply_encoding, n_rows=n_rows, compute_us=compute_us)

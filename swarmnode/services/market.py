@@ -16,10 +16,11 @@ import trio
 from swarmnode.config import Config
 from swarmnode.errors import BudgetError, LocalError, RemoteError, StoreError, UnsuitableModelError
 from swarmnode.gossip.coverage import Coverage, MarketView, site_of
+from swarmnode.gossip.decisions import Drop, Fetch
 from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord
 from swarmnode.gossip.shape import MarketShape
 from swarmnode.gossip.table import Change
-from swarmnode.gossip.volunteering import Drop, Fetch, Volunteer
+from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.gossip.votes import DemandVotes
 from swarmnode.identity import NodeId
 from swarmnode.services.fetch import SliceFetcher, Sources
@@ -76,6 +77,8 @@ class Market:
         self._was_settled = False
         self._rests_until_s = -math.inf
         """Nothing more is decided before this: our own disk or memory refused, and would refuse other ranges, too."""
+        self._limit_bytes = residence.budget_bytes
+        self._is_paused = False
         self.on_change: Callable[[], None] = lambda: None
         """Told when `holdings` or `serving` are others than before."""
         self._unsubscribe = gossip.subscribe(self._heard)
@@ -84,6 +87,35 @@ class Market:
     def serving(self) -> tuple[ExpertRange, ...]:
         """What is served, in the fewest ranges."""
         return self._volunteer.serving
+
+    @property
+    def offered(self) -> tuple[ExpertRange, ...]:
+        """What others may ask rows of: what is served, or nothing while paused."""
+        return () if self._is_paused else self._volunteer.serving
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Downloaded since the start."""
+        return self._fetched_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """What may be held now."""
+        return self._limit_bytes
+
+    def limit(self, budget_bytes: int) -> None:
+        """Hold at most so much from now on; what is given up is told before its memory is freed."""
+        if budget_bytes != self._limit_bytes:
+            self._limit_bytes = budget_bytes
+            self._moved.set()
+
+    def pause(self, is_paused: bool) -> None:
+        """While paused nothing is offered or taken; what is held stays in memory, and downloads that run end."""
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            self._volunteer.withdraw_claims()
+            self._moved.set()
+            self.on_change()
 
     @property
     def is_settled(self) -> bool:
@@ -98,8 +130,8 @@ class Market:
             model=self._model,
             n_layer=self._shape.n_layer,
             n_expert=self._shape.n_expert,
-            serving=self._volunteer.serving,
-            fetching=self._volunteer.fetching,
+            serving=self.offered,
+            fetching=() if self._is_paused else self._volunteer.fetching,
             max_rows=min(self._residence.max_rows, MAX_PAIRS),
             seeds=False,
         )
@@ -118,11 +150,15 @@ class Market:
                     self._moved = trio.Event()
                     self._decide(nursery)
                     self._say_if_settled()
-                    wake_s = max(self._volunteer.next_s, self._rests_until_s, trio.current_time() + 0.01)
-                    with trio.move_on_at(wake_s):
+                    with trio.move_on_at(self._wake_s()):
                         await self._moved.wait()
         finally:
             self._unsubscribe()
+
+    def _wake_s(self) -> float:
+        if self._is_paused:
+            return math.inf  # until something moves
+        return max(self._volunteer.next_s, self._rests_until_s, trio.current_time() + 0.01)
 
     # -- news
 
@@ -169,13 +205,13 @@ class Market:
 
     def _decide(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
-        if now_s < self._rests_until_s:
-            return
         if self._demand_changed:
             self._count_demand()
         self._suspect()
         self._coverage.advance(now_s)
-        decisions = self._volunteer.decide(self._view, now_s)
+        decisions = self._volunteer.limit(self._view, self._limit_bytes)
+        if not self._is_paused and now_s >= self._rests_until_s:
+            decisions += self._volunteer.decide(self._view, now_s)
         if not decisions:
             return
         log.debug("decided: %s", decisions)
@@ -224,7 +260,7 @@ class Market:
         incoming, threads = self._residence.store.incoming, self._residence.threads
         async with self._room_lock:
             due = holdings_of(self._volunteer.loading)
-            left_bytes = self._residence.budget_bytes - self._volunteer.occupied_bytes
+            left_bytes = self._volunteer.budget_bytes - self._volunteer.occupied_bytes
             kept = [(layer, expert) for layer, experts in due.items() for expert in experts]
             for found in await threads.run(incoming.ranges):
                 for expert in found.experts:

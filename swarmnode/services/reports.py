@@ -128,7 +128,73 @@ class Stopped:
     """The node has ended cleanly."""
 
 
+@dataclass(frozen=True)
+class Leaving:
+    """The node was told to stop: it says goodbye, and answers what was asked before."""
+
+
+@dataclass(frozen=True)
+class Paused:
+    """A worker gets no rows from now on, and takes nothing new."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """And now it does again."""
+
+
+@dataclass(frozen=True)
+class SteppedBack:
+    """A worker gives experts up, down to so many bytes, because memory is short."""
+
+    reason: str
+    budget_bytes: int
+
+
+@dataclass(frozen=True)
+class Lending:
+    """How it goes with a worker: counts since its start. Told about once a second."""
+
+    at_s: float
+    """trio's clock."""
+    model: str
+    n_experts: int
+    held_bytes: int
+    requests: int
+    rows: int
+    """(row, expert) pairs computed."""
+    tokens: int
+    """Helped with, at least (services/expert_server.Served.tokens)."""
+    bytes_in: int
+    bytes_out: int
+    """Rows in and out, without slices."""
+    fetched_bytes: int
+    """Slices downloaded."""
+    device: str
+    peers: int
+    pause: str
+    """Why it does not work now; "" if it does."""
+    power: str
+    """Battery and temperature, if the system tells."""
+
+
 JoinEvent: TypeAlias = (
-    Started | Connecting | Waiting | Listening | Planned | Fetched | Tested | Serving | Settled | Stopped
+    Started
+    | Connecting
+    | Waiting
+    | Listening
+    | Planned
+    | Fetched
+    | Tested
+    | Serving
+    | Settled
+    | Lending
+    | Paused
+    | Resumed
+    | SteppedBack
+    | Leaving
+    | Stopped
 )
-BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged | Stopped
+BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged | Leaving | Stopped

@@ -42,6 +42,10 @@ _MAX_UNSUITABLE = 64
 _LEAST_RETRY_S = 0.2
 """Before an announcement that a busy backbone refused is made again."""
 
+_DRAIN_S = 1.0
+"""Longest wait, when leaving, for what was asked before: a token's rows take milliseconds, and whoever asked for more
+has a local replica."""
+
 OpenMarket = Callable[[Residence], Market]
 Publish = Callable[[tuple[ModelHoldings, ...]], None]
 
@@ -77,6 +81,8 @@ class VolunteerService:
         self._own_handlers: set[type[Message]] = set()
         self._seq = 0
         self._is_leaving = False
+        self._is_paused = False
+        self._limit_bytes = builder.budget_bytes
         self._failed = trio.Event()
         self._failure: LocalError | None = None
 
@@ -94,6 +100,23 @@ class VolunteerService:
     def market(self) -> Market | None:
         """The market of what is held."""
         return self._market
+
+    @property
+    def device_name(self) -> str:
+        """What computes."""
+        return self._builder.device.info.name
+
+    def pause(self, is_paused: bool) -> None:
+        """While paused every backbone is told that no rows are wanted, and nothing new is fetched. Nothing is lost."""
+        self._is_paused = is_paused
+        if self._market is not None:
+            self._market.pause(is_paused)
+
+    def limit(self, budget_bytes: int) -> None:
+        """Hold at most so many bytes of experts from now on; no more than the first budget."""
+        self._limit_bytes = budget_bytes
+        if self._market is not None:
+            self._market.limit(budget_bytes)
 
     async def session(self, peer: Peer) -> None:
         """With a backbone: move in if need be, announce what is served whenever it changes, until the connection ends.
@@ -123,7 +146,7 @@ class VolunteerService:
             changed, residence, market = self._changed, self._residence, self._market
             if residence is None or market is None:
                 raise UnsuitableModelError("its model is none for this machine")
-            serving = market.serving
+            serving = market.offered
             if serving != told and (serving or told):
                 try:
                     await self._announce(peer, residence, serving, "serving" if serving else "fetching")
@@ -132,17 +155,21 @@ class VolunteerService:
                         raise
                     await trio.sleep(max(refusal.retry_after_ms / 1e3, _LEAST_RETRY_S))
                     continue  # with what is served by then
-                self._builder.report(
-                    Serving(
-                        peer.node_id.short,
-                        residence.n_experts,
-                        residence.bank.used_bytes,
-                        residence.max_rows,
-                        self._builder.device.info.name,
-                    )
-                )
+                if serving:
+                    self._report_serving(peer, residence)
                 told = serving
             await changed.wait()
+
+    def _report_serving(self, peer: Peer, residence: Residence) -> None:
+        self._builder.report(
+            Serving(
+                peer.node_id.short,
+                residence.n_experts,
+                residence.bank.used_bytes,
+                residence.max_rows,
+                self.device_name,
+            )
+        )
 
     async def accepted(self, peer: Peer) -> None:
         """`session` for a node that dialled us, if it is a backbone.
@@ -195,7 +222,8 @@ class VolunteerService:
             raise first_error(group) from None
 
     async def leave(self) -> None:
-        """Tell every backbone that no more rows are wanted, before a clean stop. A silent one delays no other.
+        """Tell every backbone that no more rows are wanted, before a clean stop, and answer those that came before.
+        A silent one delays no other.
 
         What changes from now on is not announced any more.
         """
@@ -203,6 +231,9 @@ class VolunteerService:
         async with trio.open_nursery() as nursery:
             for peer in tuple(self._sessions):
                 nursery.start_soon(self._leave, peer)
+        if self._residence is not None:
+            with trio.move_on_after(_DRAIN_S):
+                await self._residence.server.drained()
 
     async def aclose(self) -> None:
         """Free the memory and the slices' lock; nothing is served any more. Not cancellable."""
@@ -261,6 +292,8 @@ class VolunteerService:
         self._residence = residence
         self._market = self._open_market(residence)
         self._market.on_change = self._market_changed
+        self._market.limit(self._limit_bytes)
+        self._market.pause(self._is_paused)
         slices = SliceServer(manifest, residence.store, residence.threads)
         handlers = {**residence.server.handlers, **slices.handlers}
         self._own_handlers = set(handlers)

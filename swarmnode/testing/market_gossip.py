@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from swarmnode.config import MarketConfig
 from swarmnode.gossip.coverage import Coverage, MarketView
+from swarmnode.gossip.decisions import Drop, Fetch
 from swarmnode.gossip.records import ModelHoldings, NodeRecord, OwnState
 from swarmnode.gossip.shape import MarketShape
-from swarmnode.gossip.volunteering import Drop, Fetch, Volunteer
+from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.testing.gossip_sim import GossipSim, SimNode
 from swarmnode.weights.slices import ExpertRange
 

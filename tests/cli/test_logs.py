@@ -69,10 +69,11 @@ def test_events_are_plain() -> None:
 def test_a_worker_logs_json_and_no_secret(tmp_path: Path) -> None:
     """A whole command, with all logs on, that cannot start: each line is JSON, and the link's secret in none."""
     code = (
-        "import logging, trio, swarmnode.cli.join as join\n"
+        "import logging, swarmnode.cli.join as join\n"
+        "from swarmnode.services.reports import Started\n"
         "async def fail(options, report):\n"
         "    logging.getLogger('swarmnode').debug('bootstrap %s', LINK)\n"
-        "    report(join.Started('abcdefgh'))\n"
+        "    report(Started('abcdefgh'))\n"
         f"LINK = {LINK!r}\n"
         "join.run_worker = fail\n"
         "join.command(['--log-json', '-vv', '--budget', '3MB', '--bootstrap', LINK])\n"

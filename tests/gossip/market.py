@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from swarmnode.config import MarketConfig
 from swarmnode.gossip.coverage import Coverage, MarketView
+from swarmnode.gossip.decisions import Decision, Drop, Fetch
 from swarmnode.gossip.records import ModelHoldings, OwnState
 from swarmnode.gossip.shape import MarketShape
-from swarmnode.gossip.volunteering import Decision, Drop, Fetch, Volunteer
+from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.weights.slices import ExpertRange
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.gossip.coverage import F32
+from swarmnode.gossip.decisions import Claim, Decision, Drop, Fetch, Withdraw
 from swarmnode.gossip.shape import MarketShape
-from swarmnode.gossip.volunteering import Claim, Decision, Drop, Fetch, Volunteer, Withdraw
+from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.weights.slices import ExpertRange, merge_pairs, overlapping
 from tests.gossip.market import CONFIG, Market, MarketNode, even_shape
 

@@ -14,9 +14,10 @@ import trio
 from swarmnode.compute.devices import Device
 from swarmnode.errors import RequestRefusedError, StoreError
 from swarmnode.gossip.coverage import Coverage
+from swarmnode.gossip.decisions import View
 from swarmnode.gossip.records import ModelHoldings, NodeRecord, OwnState, network_id, sign_record
 from swarmnode.gossip.table import Change
-from swarmnode.gossip.volunteering import View, Volunteer
+from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.peer import Body, Peer
 from swarmnode.testing.memory_net import MemoryNetwork

@@ -1,0 +1,50 @@
+"""Talking to the node that runs in a folder: what `pause`, `resume`, `leave` and `limits` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from swarmnode.cli.common import folders_of, say
+from swarmnode.cli.sizes import format_bytes
+from swarmnode.net.control_socket import ask_control
+
+
+def tell(home: Path | None, **request: Any) -> dict[str, Any]:
+    """The running node's answer. ConnectionLostError if none runs there, UsageError if it refuses."""
+    return ask_control(folders_of(home).control_socket, request)
+
+
+def show_state(state: dict[str, Any]) -> None:
+    """What a worker holds to now, for people."""
+    say(f"node       {state['node']}, a {state['role']} on {state['device']}")
+    say(f"now        {'paused: ' + state['paused'] if state['paused'] else 'lending'}")
+    held = f"{state['n_experts']} experts, {format_bytes(state['held_bytes'])}"
+    say(f"holds      {held} of {state['model']}" if state["model"] else "holds      nothing yet")
+    say(f"budget     {_budget(state)}")
+    say(f"hours      {', '.join(state['hours']) or 'always'}")
+    say(f"on battery {state['on_battery']}{_battery(state)}")
+    say(f"keeps free {format_bytes(state['keep_free_bytes'])} of memory{_available(state)}")
+    say(f"helped     {state['tokens']} tokens with {state['rows']} rows")
+
+
+def _budget(state: dict[str, Any]) -> str:
+    text = format_bytes(state["budget_bytes"])
+    if state["budget_bytes"] < state["most_bytes"]:
+        text += f" (started with {format_bytes(state['most_bytes'])})"
+    if state["memory"]:
+        text += f"; {format_bytes(state['allowed_bytes'])} now: {state['memory']}"
+    return text
+
+
+def _battery(state: dict[str, Any]) -> str:
+    if state["battery_percent"] is None:
+        return " (no battery is seen)"
+    return f" (battery {state['battery_percent']} %{', in use' if state['running_on_battery'] else ''})"
+
+
+def _available(state: dict[str, Any]) -> str:
+    available = state["available_bytes"]
+    return (
+        " (the system does not tell)" if available is None else f"; {format_bytes(available)} are available"
+    )
