@@ -27,6 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 VERBS = {
     "backbone": "Serve a model: dense path, gate and the fallback replica of every expert.",
     "bench": "Measure this machine, alone and with workers at an emulated RTT.",
+    "chat": "Talk with a model: a backbone's, or one at any URL.",
     "completion": "Print what a shell needs to complete verbs and options.",
     "config": "Show the settings, and where each value comes from.",
     "demo": "Run a whole swarm on this machine and check that its answer is right.",

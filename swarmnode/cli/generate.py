@@ -4,48 +4,63 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import click
 import httpx
 
 from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible
-from swarmnode.cli.http_api import base_url, error_message, key_header, no_api, nobody_there
+from swarmnode.cli.http_api import base_url, error_message, key_headers, no_api, nobody_there
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import ConnectionLostError, UsageError
 from swarmnode.models.sampling import SamplingParams
 
 
+def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How tokens are drawn; what is not given is left to the API, or to the caller."""
+    for option in reversed(
+        (
+            click.option("--temperature", type=float, help="0 takes the likeliest token."),
+            click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
+            click.option(
+                "--top-p", type=float, help="Sample from the likeliest tokens of this total probability."
+            ),
+            click.option(
+                "--min-p", type=float, help="Drop tokens less likely than this part of the likeliest."
+            ),
+            click.option("--seed", type=int, help="Makes sampling repeatable."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
 @click.command("generate", cls=Verb)
-@click.argument("prompt")
+@click.argument("prompt", required=False)
 @click.option(
     "--api", "api", default=DEFAULT_API, show_default=True, help="Where the backbone's API listens."
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option(
-    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."
-)
-@click.option("--top-k", type=int, help="Sample from the k likeliest tokens.")
-@click.option("--top-p", type=float, help="Sample from the likeliest tokens of this total probability.")
-@click.option("--min-p", type=float, help="Drop tokens less likely than this part of the likeliest.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@sampling_options
 @click.option("--chat", is_flag=True, help="Put the prompt as a question through the chat template.")
 @click.option("--quiet", is_flag=True, help="Only the text: no line about the swarm.")
 @clear_errors
-def command(prompt: str, api: str, max_tokens: int, chat: bool, quiet: bool, **sampling: Any) -> None:
-    """Continue PROMPT with a running backbone ("-" reads it from standard input).
+def command(prompt: str | None, api: str, max_tokens: int, chat: bool, quiet: bool, **sampling: Any) -> None:
+    """Continue PROMPT with a running backbone; without it, or for "-", what standard input brings.
+
+    Takes the likeliest token unless --temperature says otherwise. The text goes to standard output, a line
+    about the swarm to standard error; so it fits into pipes.
 
     \b
     Example: swarmnode generate "To Sherlock Holmes she is always"
+             swarmnode generate --quiet < prompt.txt > answer.txt
     """
     text = _prompt_text(prompt)
-    SamplingParams(
-        **{name: value for name, value in sampling.items() if value is not None}
-    )  # refuses what is wrong
-    body: dict[str, Any] = {"max_tokens": max_tokens, "stream": True}
-    body |= {name: value for name, value in sampling.items() if value is not None}
+    given = {"temperature": 0.0} | {name: value for name, value in sampling.items() if value is not None}
+    SamplingParams(**given)  # refuses what is wrong
+    body: dict[str, Any] = {"max_tokens": max_tokens, "stream": True, **given}
     body |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     swarm: dict[str, Any] = {}
     try:
@@ -61,17 +76,19 @@ def command(prompt: str, api: str, max_tokens: int, chat: bool, quiet: bool, **s
         complain(swarm_line(swarm))
 
 
-def _prompt_text(prompt: str) -> str:
-    """The prompt, or standard input for "-"; UsageError if it is not valid text."""
+def _prompt_text(prompt: str | None) -> str:
+    """The prompt, or standard input for "-" and for none; UsageError if there is none, or no valid text."""
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError('give a PROMPT, or "-" to type it and end it with Ctrl-D')
     try:
-        text = sys.stdin.read() if prompt == "-" else prompt
+        text = sys.stdin.read() if prompt in ("-", None) else str(prompt)
         text.encode()
     except UnicodeError as error:
         raise UsageError("the prompt is not valid UTF-8 text") from error
     return text
 
 
-def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator[dict[str, Any]]:
+def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Generator[dict[str, Any]]:
     """The JSON pieces of a streamed answer; raises UsageError or ConnectionLostError with what to do."""
     base = base_url(api)
     url = f"{base}/v1/{'chat/' if chat else ''}completions"
@@ -79,7 +96,7 @@ def stream_completion(api: str, body: dict[str, Any], *, chat: bool) -> Iterator
     has_answered = False
     try:
         with (
-            httpx.Client(timeout=timeout, trust_env=False, headers=key_header()) as client,
+            httpx.Client(timeout=timeout, trust_env=False, headers=key_headers()) as client,
             client.stream("POST", url, json=body) as response,
         ):
             if response.status_code != 200:

@@ -11,23 +11,31 @@ from swarmnode.cli.common import DEFAULT_API
 from swarmnode.errors import ConnectionLostError, UsageError
 
 TIMEOUT_S = 10.0
+KEY_VARIABLE = "SWARMNODE_API_KEY"
+
+
+def key_headers() -> dict[str, str]:
+    """What to send for an API that asks for a key: the one in SWARMNODE_API_KEY. UsageError if it cannot be one.
+
+    Only from the environment: what stands on a command line is seen by every user of the machine.
+    """
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"{KEY_VARIABLE} holds what no API key can be: characters that are not ASCII")
+    return {"Authorization": f"Bearer {key}"}
 
 
 def base_url(api: str) -> str:
-    """`host:port` or a URL as the beginning of a URL; UsageError if it cannot be one."""
+    """`host:port` or a URL, with or without `/v1`, as the beginning of a URL; UsageError if it cannot be one."""
     base = api if api.startswith(("http://", "https://")) else f"http://{api}"
     try:
         if httpx.URL(base).host:
-            return base.rstrip("/")
+            return base.rstrip("/").removesuffix("/v1")
     except (httpx.InvalidURL, UnicodeError):
         pass
     raise UsageError(f"{api!r} is no address of an API; write HOST:PORT, for example {DEFAULT_API}")
-
-
-def key_header() -> dict[str, str]:
-    """The key in SWARMNODE_API_KEY, for a backbone on another machine."""
-    key = os.environ.get("SWARMNODE_API_KEY", "").strip()
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def nobody_there(base: str, error: Exception) -> ConnectionLostError:
@@ -58,7 +66,7 @@ def get_object(api: str, path: str) -> dict[str, Any]:
     """The JSON object behind a route; UsageError or ConnectionLostError with what to do."""
     base = base_url(api)
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers=key_header()) as client:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers=key_headers()) as client:
             response = client.get(base + path)
     except (httpx.ConnectError, UnicodeError) as error:
         raise nobody_there(base, error) from error
