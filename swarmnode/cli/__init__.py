@@ -40,6 +40,7 @@ VERBS = {
     "key": "Make, list and revoke keys of the HTTP API.",
     "leave": "Have the node that runs here say goodbye and end.",
     "limits": "Show or change what the worker that runs here may take.",
+    "models": "List, show, add, verify and remove models.",
     "pause": "Have the worker that runs here stop computing for a while.",
     "resume": "Have a paused worker go on.",
     "shard": "Cut experts out of a GGUF into a small valid GGUF.",

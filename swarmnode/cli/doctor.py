@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
-from swarmnode.cli.common import clear_errors, folders_of, home_option, max_rows_option, say
+from swarmnode.cli import doctor_machine
+from swarmnode.cli.common import (
+    DEFAULT_API,
+    DEFAULT_SWARM_PORT,
+    bootstrap_option,
+    clear_errors,
+    folders_of,
+    home_option,
+    max_rows_option,
+    membership_of,
+    network_option,
+    parse_host_port,
+    say,
+    secret_option,
+)
+from swarmnode.cli.doctor_machine import Finding
+from swarmnode.cli.doctor_peers import peers
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.cli.verb import Verb
 from swarmnode.compute import library
@@ -19,35 +35,68 @@ from swarmnode.compute.devices import DeviceInfo, build_report, list_devices, op
 from swarmnode.compute.self_test import SelfTestReport, check_device
 from swarmnode.config import Folders
 from swarmnode.errors import SwarmError
-from swarmnode.weights.catalog import bundled_model
+from swarmnode.services.machine import read_machine
+from swarmnode.weights.catalog import bundled_model, resolve_model
 from swarmnode.weights.index import ModelIndex
-
-Finding = tuple[str, str]
-"""("ok" | "warn" | "fail", what was found and, if not ok, what to do)."""
+from swarmnode.wire.secret import network_tag
 
 
 @click.command("doctor", cls=Verb)
 @click.option("--device", help="Test this ggml device only; default: all that are found.")
 @max_rows_option
+@click.option("--model", help="Look this GGUF through, too: a file or a known name.")
+@click.option(
+    "--listen",
+    default=f"127.0.0.1:{DEFAULT_SWARM_PORT}",
+    show_default=True,
+    help="Is this place free for nodes?",
+)
+@click.option("--api", default=DEFAULT_API, show_default=True, help="Is this place free for the API?")
+@bootstrap_option
+@network_option
+@secret_option
 @home_option
 @clear_errors
-def command(device: str | None, max_rows: int | None, home: Path | None) -> None:
-    """Check Python, ggml, devices, memory, folders and the bundled model.
+def command(
+    device: str | None,
+    max_rows: int | None,
+    model: str | None,
+    listen: str,
+    api: str,
+    bootstrap: tuple[str, ...],
+    network: str | None,
+    secret_file: Path | None,
+    home: Path | None,
+) -> None:
+    """Check this machine, and whether the peers named can be reached; each line says what to do.
 
-    Exit code 1 if something would keep swarmnode from working.
+    Exit code 1 if something would keep swarmnode from working (`fail`).
 
     \b
-    Example: swarmnode doctor
+    Example: swarmnode doctor --bootstrap swarm://NODEID@host:4790
     """
     folders = folders_of(home)
-    checks: list[Callable[[], Iterator[Finding]]] = [
+    is_running, told = doctor_machine.running(folders)
+    swarm, web = parse_host_port(listen, DEFAULT_SWARM_PORT), parse_host_port(api, 8790)
+    checks: list[Callable[[], Iterable[Finding]]] = [
         _python,
         _ggml,
         lambda: _devices(device, max_rows),
-        _memory,
-        lambda: _folders(folders),
-        _model,
+        lambda: doctor_machine.memory(read_machine()),
+        lambda: doctor_machine.folders(folders),
+        doctor_machine.clock,
+        lambda: told,
+        partial(doctor_machine.port, "swarm", swarm, "--listen", is_running=is_running),
+        partial(doctor_machine.port, "api", web, "--api", is_running=is_running),
+        lambda: _peers(bootstrap, network, secret_file, folders),
+        _relay,
+        lambda: _models(model, folders),
     ]
+    sys.exit(1 if _run(checks) else 0)
+
+
+def _run(checks: list[Callable[[], Iterable[Finding]]]) -> bool:
+    """Print what is found; whether anything failed."""
     failed = False
     for check in checks:
         try:
@@ -57,12 +106,27 @@ def command(device: str | None, max_rows: int | None, home: Path | None) -> None
         except SwarmError as error:
             failed = True
             say(f"fail  {error}")
-    sys.exit(1 if failed else 0)
+    return failed
+
+
+def _peers(
+    bootstrap: tuple[str, ...], network: str | None, secret_file: Path | None, folders: Folders
+) -> Iterator[Finding]:
+    member = membership_of(bootstrap, network, secret_file, folders, lan=False)
+    knows_others = folders.address_book(network_tag(member.network, member.secret)).exists()
+    yield from peers(member, knows_others=knows_others)
+
+
+def _relay() -> Iterator[Finding]:
+    yield (
+        "ok",
+        "relay: this version has none; at least one of two nodes must be reachable (docs/operations.md)",
+    )
 
 
 def _python() -> Iterator[Finding]:
-    level = "ok" if sys.version_info >= (3, 11) else "fail"
-    yield level, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    """Older ones than `requires-python` get no installation."""
+    yield "ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
 def _ggml() -> Iterator[Finding]:
@@ -139,33 +203,20 @@ def _self_test(report: SelfTestReport) -> Iterator[Finding]:
         )
 
 
-def _memory() -> Iterator[Finding]:
-    """Linux only: other systems do not tell without a library."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return
-    kilobytes = {line.split()[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines()}
-    total, available = kilobytes["MemTotal:"] * 1024, kilobytes["MemAvailable:"] * 1024
-    budget = max(1, available // 2 // 10**6)
-    yield (
-        "ok",
-        f"memory: {format_bytes(available)} available of {format_bytes(total)}; "
-        f"half of it as a worker's budget: --budget {budget}MB",
-    )
-
-
-def _folders(folders: Folders) -> Iterator[Finding]:
-    for what, folder in (("key", folders.data), ("slices", folders.cache)):
-        existing = next(parent for parent in [folder, *folder.parents] if parent.exists())
-        if not os.access(existing, os.W_OK):
-            yield "fail", f"{what}: {existing} is not writable; choose another folder with --home DIR"
-        else:
-            yield "ok", f"{what}: {folder}, {format_bytes(shutil.disk_usage(existing).free)} free on its disk"
-
-
-def _model() -> Iterator[Finding]:
-    with ModelIndex.open(bundled_model()) as index:
+def _models(named: str | None, folders: Folders) -> Iterator[Finding]:
+    """Opening a file checks its header, the place and size of every tensor, and that it is a model we know."""
+    paths = [bundled_model(), *doctor_machine.models(folders)]
+    if named is not None:
+        paths.append(resolve_model(named, folders.models))
+    for path in dict.fromkeys(paths):
+        try:
+            with ModelIndex.open(path) as index:
+                layers, experts = len(index.expert_layers), index.n_expert
+        except SwarmError as error:
+            level = "fail" if named is not None and path == paths[-1] else "warn"
+            yield level, f"model: {error}; get the file again, or `swarmnode models remove` it"
+            continue
         yield (
             "ok",
-            f"bundled model: {index.paths[0].name}, {index.n_layer} layers of {index.n_expert} experts",
+            f"model {path.name}: {layers} layers of {experts} experts; header, tensors and sizes are sound",
         )

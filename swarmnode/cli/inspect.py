@@ -41,7 +41,7 @@ def command(model: str | None, as_json: bool, home: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(_plain(description), indent=1))
     else:
-        _print(description)
+        print_description(description)
 
 
 def _shard(path: Path) -> ShardFile | None:
@@ -59,7 +59,8 @@ def _print_shard(shard: ShardFile) -> None:
         say(f"  {item}")
 
 
-def _print(about: Description) -> None:
+def print_description(about: Description) -> None:
+    """Print layers, experts, bytes and quantisation."""
     say(f"{about.name} ({about.architecture}), {format_bytes(about.n_bytes)} in {len(about.parts)} file(s)")
     for path in about.parts:
         say(f"  {path}")

@@ -88,6 +88,32 @@ def load_or_build_manifest(index: ModelIndex, cache_dir: Path, progress: Progres
     return manifest
 
 
+def verified_manifest(
+    index: ModelIndex, cache_dir: Path, progress: Progress | None = None
+) -> tuple[Manifest, bool]:
+    """The manifest of the bytes that are there now, and whether it was known; every byte is read and hashed.
+
+    Raises ModelFileError if bytes have changed since the manifest in the cache folder was built, and as
+    `load_or_build_manifest`.
+    """
+    path = cache_dir / "manifests" / f"{_identity(index)}.manifest"
+    known = _load(path)
+    if known is None:
+        return load_or_build_manifest(index, cache_dir, progress), False
+    manifest = build_manifest(index, progress)
+    if manifest.model_id != known.model_id:
+        raise ModelFileError(
+            f"{index.paths[0]}: its bytes are not those that were hashed before, though size and time are: "
+            "a failing disk, most likely; get the file again"
+        )
+    return manifest, True
+
+
+def forget_manifest(index: ModelIndex, cache_dir: Path) -> None:
+    """Delete what is kept of this file in the cache folder, if anything is."""
+    (cache_dir / "manifests" / f"{_identity(index)}.manifest").unlink(missing_ok=True)
+
+
 def _hash_all(jobs: list[tuple[_Job, int]], progress: Progress, n_threads: int) -> Iterator[bytes]:
     """The digests in the order of the jobs, once all are there."""
     total = sum(n_bytes for _, n_bytes in jobs)
