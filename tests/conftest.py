@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import hypothesis
 import pytest
 import trio
 import trio.testing
@@ -20,6 +21,9 @@ VIRTUAL_LIMIT_S = 100_000.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # No test is bound to real time: on a busy machine hypothesis' 200 ms an example say nothing about the code.
+    hypothesis.settings.register_profile("swarmnode")
+    hypothesis.settings.load_profile("swarmnode")
     config.addinivalue_line("markers", "real_time: runs on the real clock")
 
 

@@ -86,7 +86,7 @@ READINGS = [
 ]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.sampled_from(TEXTS), st.sampled_from(READINGS), st.sampled_from(["stop", "length"]), st.data())
 def test_it_does_not_matter_where_the_text_is_cut(
     text: str, reading: Reading, reason: str, data: st.DataObject
@@ -96,7 +96,6 @@ def test_it_does_not_matter_where_the_text_is_cut(
     assert Read(reading, pieces, reason).told() == Read(reading, [text], reason).told()
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(

@@ -527,7 +527,7 @@ BODIES = st.binary(max_size=2000) | st.lists(
 ).map(lambda records: bodies.pack_records([(0, data) for data in records]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), BODIES), max_size=12))
 def test_any_messages(steps: list[tuple[bool, int, bytes]]) -> None:
     core = core_of()

@@ -287,7 +287,7 @@ def test_connected_nodes_are_never_evicted() -> None:
     assert len(table) == 100
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5), st.integers(0, 3)), max_size=80),
     st.integers(0, 9),

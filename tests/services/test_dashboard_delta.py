@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.services.dashboard_delta import FLAT, Delta, State, changed_fields, delta_of
@@ -26,13 +26,11 @@ def applied(before: State, delta: Delta) -> dict[str, Any]:
     return after | {"nodes": nodes}
 
 
-@settings(deadline=None)
 @given(before=STATES, after=STATES)
 def test_a_delta_leads_from_one_state_to_the_other(before: State, after: State) -> None:
     assert applied(before, delta_of(before, after)) == after
 
 
-@settings(deadline=None)
 @given(state=STATES)
 def test_nothing_changed_is_nothing_told(state: State) -> None:
     assert delta_of(state, state) == {}

@@ -286,7 +286,7 @@ def test_truncated_anywhere_in_the_header(tmp_path: Path) -> None:
             ModelIndex.open(written(tmp_path, HEADER[:length]))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     position=st.integers(0, len(HEADER) - 8),
     junk=st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8)),

@@ -32,7 +32,7 @@ def test_all_of_it_is_the_file(mixed: ModelIndex, manifest: Manifest, written: b
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_part_of_it_is_a_part_of_the_file(
     mixed: ModelIndex, manifest: Manifest, written: bytes, data: st.DataObject
 ) -> None:

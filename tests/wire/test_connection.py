@@ -170,7 +170,7 @@ def test_a_replayed_dialer_gets_nowhere() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_changed_handshake_never_opens(data: st.DataObject) -> None:
     """One byte of the whole exchange changed, wherever it is, on either side."""
     one, other = fresh_pair()
@@ -189,7 +189,7 @@ def test_a_changed_handshake_never_opens(data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 7), st.integers(1, 50))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_events_do_not_depend_on_how_the_bytes_are_cut(step: int, n_rows: int) -> None:
     """Byte at a time or all at once."""
     one, other = fresh_pair()
@@ -490,7 +490,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_order_of_asking_answering_cancelling_and_carrying(steps: list[tuple[Any, ...]]) -> None:
     """Each request ends exactly once, nothing is left behind, and nobody ever sees an error."""
     story = Story()

@@ -158,7 +158,7 @@ FRAMES = st.one_of(
 
 
 @given(st.lists(st.lists(FRAMES, min_size=1, max_size=4), max_size=6), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_frames_in_any_order_are_events_or_one_error(
     records: list[list[bytes]], victim_asks: bool
 ) -> None:
