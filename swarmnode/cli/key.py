@@ -25,7 +25,11 @@ def command() -> None:
 @home_option
 @clear_errors
 def new(name: str, home: Path | None) -> None:
-    """Print a new key: the only time that it is shown."""
+    """Print a new key: the only time that it is shown.
+
+    \b
+    Example: swarmnode key new --name laptop
+    """
     say(new_key(folders_of(home).api_keys_file, name))
     complain("Keep it: only its hash is stored. Clients send it as Authorization: Bearer KEY.")
 
@@ -34,7 +38,11 @@ def new(name: str, home: Path | None) -> None:
 @home_option
 @clear_errors
 def list_keys(home: Path | None) -> None:
-    """List names and beginnings of all keys."""
+    """List names and beginnings of all keys.
+
+    \b
+    Example: swarmnode key list
+    """
     keys = read_keys(folders_of(home).api_keys_file)
     if not keys:
         say("There are no keys; make one with `swarmnode key new`.")
@@ -48,6 +56,10 @@ def list_keys(home: Path | None) -> None:
 @home_option
 @clear_errors
 def revoke(name: str, home: Path | None) -> None:
-    """Make the key of that name good for nothing."""
+    """Make the key of that name good for nothing.
+
+    \b
+    Example: swarmnode key revoke laptop
+    """
     revoke_key(folders_of(home).api_keys_file, name)
     say(f"the key {name} is revoked")
