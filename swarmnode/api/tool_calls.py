@@ -74,9 +74,9 @@ class ToolCallReader:
         content = ""
         self._held += text
         while self._held and not self.is_full:
-            held = self._held
+            before = self._held, self._in_call
             content += self._call() if self._in_call else self._text()
-            if self._held == held:
+            if (self._held, self._in_call) == before:
                 break
         return content, self._take_parts()
 
@@ -123,9 +123,8 @@ class ToolCallReader:
             elif _FUNCTION.startswith(start):
                 return ""
             else:
-                self._in_call = False
-                content, self._held = OPEN + self._held, ""
-                return content
+                self._in_call = False  # what follows is text, and may have calls in it
+                return OPEN
             self._held = start
         form = self._form
         rest = form.push(self._held)

@@ -86,7 +86,7 @@ READINGS = [
 ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.sampled_from(TEXTS), st.sampled_from(READINGS), st.sampled_from(["stop", "length"]), st.data())
 def test_it_does_not_matter_where_the_text_is_cut(
     text: str, reading: Reading, reason: str, data: st.DataObject
