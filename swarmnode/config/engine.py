@@ -34,8 +34,8 @@ class EngineConfig:
     """Where guesses come from: the model's MTP block, if it has one and unless this is "ngram", and the text so far,
     unless this is "mtp"."""
     draft_tokens: int = 7
-    """Most guessed tokens in a step: with the one before them they are DispatchConfig.decode_rows, which travel before
-    prompts'. Less than ModelsConfig.max_tentative_tokens."""
+    """Most guessed tokens of a sequence in a step: eight rows wait for workers no longer than one (decision 0031). Less
+    than ModelsConfig.max_tentative_tokens."""
     draft_match: int = 3
     """Tokens at the end of the text that must have occurred before, for what came then to be guessed."""
     draft_longest_match: int = 8

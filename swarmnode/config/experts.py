@@ -27,8 +27,6 @@ class DispatchConfig:
     max_layer_pieces: int = 256
     """Most requests of one layer of all workers, but for the first of each: identities are free, so without it many
     workers could ask for one pair at a time."""
-    decode_rows: int = 8
-    """Calls of up to so many rows travel before prompts' (wire/constants.TrafficClass)."""
     fresh_s: float = 20.0
     """A worker gets rows only if it answered (a probe or work) within this time: attached is not serving.
     Longer than probe_interval_s + a probe's timeout, so that an idle healthy worker stays fresh."""

@@ -22,7 +22,7 @@ from swarmnode.net.secure import SecureStream
 from swarmnode.wire.connection import Connection, printable
 from swarmnode.wire.constants import ConnectionClass, TrafficClass
 from swarmnode.wire.events import Ended, Event, Opened, ReplyReceived, RequestCancelled, RequestReceived
-from swarmnode.wire.messages import Message, Refused, Settings
+from swarmnode.wire.messages import Experts, Message, Refused, Settings
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Peer:
         self.remote = remote
         """Where the connection comes from or goes to, for people."""
         self.rows_at_s = -math.inf
-        """When the last request of class DECODE was made, either way: whoever sends slices makes room for rows."""
+        """When rows were last asked for, either way, of answers or prompts: senders of slices make room for them."""
         self._stream = stream
         self._connection = stream.connection
         self._handlers = handlers
@@ -165,7 +165,7 @@ class Peer:
         if not self._stream.has_room():
             return None
         request_id = self._connection.send_request(message, flat_parts(body), traffic_class)
-        if (message.traffic_class if traffic_class is None else traffic_class) is TrafficClass.DECODE:
+        if isinstance(message, Experts):
             self.rows_at_s = trio.current_time()
         self._waiting[request_id] = waiter = _Waiter()
         self._stream.wake()
@@ -241,7 +241,7 @@ class Peer:
                 raise AssertionError(f"{event} is not for a peer")
 
     def _on_request(self, event: RequestReceived, nursery: trio.Nursery) -> None:
-        if event.traffic_class is TrafficClass.DECODE:
+        if isinstance(event.message, Experts):
             self.rows_at_s = trio.current_time()
         handler = self._handlers.get(type(event.message))
         held_bytes = self._held_bytes

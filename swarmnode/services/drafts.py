@@ -1,4 +1,4 @@
-"""Guesses what comes next in a text, and checks guesses. Pure.
+"""Guesses what comes next in a text (prompt lookup, or n-gram, decoding), and checks guesses. Pure.
 
 The guess is what came the last time that the text read as it does now, or what the model's MTP block says, which
 somebody else asks (generation.py). A pass that has guessed tokens behind the next

@@ -19,6 +19,7 @@ from swarmnode.compute.expert_graph import StackedExperts
 from swarmnode.models.base import ExpertCall, Model, Part
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, Share, unowned
 from swarmnode.schedule.sending import Planner, SendPolicy
+from swarmnode.wire.constants import TrafficClass
 
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
@@ -37,6 +38,13 @@ class RemoteLayer:
     """When the pass stopped for it, on the cost model's clock."""
     explores: bool = False
     """It is sent to learn how long that takes."""
+    has_answers: bool = False
+    """Rows of answers are in it, for each of whose tokens somebody waits; else all are of prompts."""
+
+    @property
+    def traffic_class(self) -> TrafficClass:
+        """Before whose rows it travels: not by its size, as a step has rows of any number of answers."""
+        return TrafficClass.DECODE if self.has_answers else TrafficClass.PREFILL
 
 
 @dataclass
@@ -136,6 +144,7 @@ class ForwardPass(Generic[T]):
         self._planner: Planner | None = None
         self._takes = takes
         self._n_parts = len(parts)
+        self._has_answers = any(len(part.tokens) == 1 or part.tentative for part in parts)
         self._n_used = model.n_expert_used
         self._routing = Routing()
         self._steps: Generator[ExpertCall, F32, list[F32]] = model.forward_batch(
@@ -170,7 +179,9 @@ class ForwardPass(Generic[T]):
                 if self._counts:
                     self._keep(call.layer, call.ids)
                 if plan is not None:
-                    return RemoteLayer(call, plan, routing, self._now(), planner.is_exploring)
+                    return RemoteLayer(
+                        call, plan, routing, self._now(), planner.is_exploring, self._has_answers
+                    )
                 routed = self._local(call, planner.is_exploring)
                 if len(call.rows) > 1:
                     self._routed = routed

@@ -91,8 +91,9 @@ class _Request:
 class _RowBytes:
     """The rows of a layer as they travel. A single row is the same in all shares, and is encoded once."""
 
-    def __init__(self, call: ExpertCall) -> None:
+    def __init__(self, call: ExpertCall, traffic_class: TrafficClass) -> None:
         self.call = call
+        self.traffic_class = traffic_class
         self._single: dict[tuple[str, tuple[str, ...]], tuple[str, memoryview]] = {}
 
     def encoded(self, share: Share, wanted: str, spoken: tuple[str, ...]) -> tuple[str, memoryview]:
@@ -180,7 +181,13 @@ class RemoteExperts:
             exact=self._form.exact,
             max_row_error=self._config.max_row_error,
         )
-        sending = _Sending(_RowBytes(call), pending, account, Verdicts(self._members), trio.current_time())
+        sending = _Sending(
+            _RowBytes(call, layer.traffic_class),
+            pending,
+            account,
+            Verdicts(self._members),
+            trio.current_time(),
+        )
         n_pieces = self._config.pieces_each(len(plan.remote))
         try:
             for index, share in plan.remote:
@@ -251,11 +258,9 @@ class RemoteExperts:
         begun_s = trio.current_time()
         if not self._room(sending, worker):
             return None
-        few = len(sending.rows.call.rows) <= self._config.decode_rows
-        traffic_class = TrafficClass.DECODE if few else TrafficClass.PREFILL
         try:
             message, body = self._message(sending.rows, worker, share)
-            asked = worker.peer.begin(message, body, traffic_class=traffic_class)
+            asked = worker.peer.begin(message, body, traffic_class=sending.rows.traffic_class)
         except (
             RemoteError,
             UsageError,

@@ -14,13 +14,18 @@ import pytest
 import trio
 
 from swarmnode.cli.bench_local import Bench
+from swarmnode.config.engine import Speculate
 from swarmnode.errors import ContextFullError, DeviceError, NotFiniteError, UsageError
 from swarmnode.models.sampling import Sampler, SamplingParams
+from swarmnode.net.peer import Asked, Body
 from swarmnode.services.account import Account
+from swarmnode.services.drafts import Drafts
 from swarmnode.services.engine import GenerateRequest, TokenEvent
 from swarmnode.services.passes import Rows
 from swarmnode.services.runners import Inline
 from swarmnode.testing.swarm import Swarm, open_swarm
+from swarmnode.wire.constants import TrafficClass
+from swarmnode.wire.messages import Experts, Message
 from tests.swarm.conftest import ALL_BYTES
 
 N_TOKENS = 12
@@ -108,6 +113,41 @@ async def test_the_benchmarks_sequences_share_steps(tiny_model: Path, tmp_path: 
         )
         for prompt, answer in zip(prompts, sample.answers, strict=True):
             assert list(answer) == (await swarm.generate(prompt, n_tokens + 1))[0]
+
+
+@asynccontextmanager
+async def classes_of_rows(swarm: Swarm) -> AsyncIterator[list[TrafficClass]]:
+    """In what class requests for experts travel; of probes nothing is noted."""
+    found: list[TrafficClass] = []
+    (worker,) = swarm.backbone.members.workers
+    real = worker.peer.begin
+
+    def begin(
+        message: Message, body: Body = (), *, traffic_class: TrafficClass | None = None
+    ) -> Asked | None:
+        if isinstance(message, Experts) and traffic_class is not None:
+            found.append(traffic_class)
+        return real(message, body, traffic_class=traffic_class)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.peer, "begin", begin)
+        yield found
+
+
+@pytest.mark.parametrize(("n_sequences", "speculate"), [(12, "never"), (2, "always")])
+async def test_rows_of_answers_travel_before_prompts_however_many_there_are(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_sequences: int, speculate: Speculate
+) -> None:
+    monkeypatch.setattr(Drafts, "propose", lambda drafts, n_most, stop_ids: [1] * min(n_most, 7))
+    async with watched(tiny_model, tmp_path, n_sequences, n_workers=1) as (swarm, widths):
+        swarm.backbone.engine.batcher.speculate = speculate
+        async with classes_of_rows(swarm) as classes:
+            await answers(swarm, [[1 + number] for number in range(n_sequences)])
+            assert set(classes) == {TrafficClass.DECODE}
+            assert max(widths) == n_sequences
+            classes.clear()
+            await swarm.generate([7] * 5, 1)
+            assert set(classes) == {TrafficClass.PREFILL}, "few rows, and nobody waits for each"
 
 
 async def test_seeded_sampling_is_what_it_is_alone(tiny_model: Path, tmp_path: Path) -> None:
