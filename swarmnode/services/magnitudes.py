@@ -17,7 +17,7 @@ F32: TypeAlias = npt.NDArray[np.float32]
 
 MANY_TIMES = 16.0
 """Larger than the largest number known by this factor is suspicious. An honest outlier costs the computing of one row,
-once: then it is known."""
+once: then it is known. Above MAX_F16 it does so for every reply, whatever is known: hardly a model has such numbers."""
 
 
 class Magnitudes:
