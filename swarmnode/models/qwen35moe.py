@@ -90,7 +90,7 @@ class Qwen35Moe:
             n_mtp=n_mtp,
             n_embd=index.n_embd,
             n_vocab=index.tensors["token_embd.weight"].ne[1],
-            n_ctx_train=reader.integer("context_length", 1, MAX_CONTEXT),
+            n_ctx_train=reader.integer("context_length", 2, MAX_CONTEXT),
             norm_rms_eps=reader.number("attention.layer_norm_rms_epsilon", 1e-30, 1.0),
             n_head=n_head,
             n_head_kv=n_head_kv,

@@ -172,7 +172,7 @@ async def test_clients_that_go_away_free_their_slots(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code", "says"),
     [
-        ("GET", "/v1/nothing", 404, "unknown_url", "GET /health, GET /v1/models, "),
+        ("GET", "/v1/nothing", 404, "unknown_url", "GET /health, GET /metrics, GET /v1/models, "),
         ("POST", "/v1/completions/", 404, "unknown_url", "POST /v1/completions, "),
         ("GET", "/", 404, "unknown_url", "GET /api/swarm"),
         ("GET", "/v1/completions", 405, "method_not_supported", ". Use POST"),

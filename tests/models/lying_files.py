@@ -184,7 +184,7 @@ def try_out(path: Path, lies: dict[str, Any], device: Device) -> str:
         index.metadata = {**index.metadata, **lies}
         try:
             Tokenizer(index.metadata)
-            n_ctx = 1 if f"{A}context_length" in lies else 128
+            n_ctx = 2 if f"{A}context_length" in lies else 128
             model = open_model(index, device, n_ctx, N_SLOTS, ModelsConfig(n_ubatch=96))
         except LocalError as error:
             return f"{type(error).__name__} {error}"[:300]
@@ -203,7 +203,7 @@ def run_all_ways(model: Model) -> None:
     def routed(call: ExpertCall) -> F32Array:
         return call.rows
 
-    if model.n_ctx == 1:
+    if model.n_ctx == 2:
         run_pass(model.forward_batch([Part(slot, [3], 1) for slot in range(N_SLOTS)]), routed)
         list(islice(model.draft(0, 3), 2))
         return

@@ -560,6 +560,7 @@ async def test_rows_in_another_encoding_than_asked_for_are_none(
     assert np.array_equal(alone, helped) or not form.exact
 
 
+@pytest.mark.real_time  # the socket for its owner is bound on a thread
 async def test_q8_with_a_model_whose_rows_are_no_whole_blocks_ends_the_start(tmp_path: Path) -> None:
     """Before the model is hashed and loaded: it would be f16, or f32, for all rows."""
     options = BackboneOptions(
