@@ -56,6 +56,10 @@ class Connection:
         self._send_lock = trio.Lock()
         self._until_s = math.inf
         self._waiting = trio.CancelScope()
+        self._is_woken = False
+        self._held = bytearray()
+        """What came behind a request that is not answered yet."""
+        self._http = PlainHttp(serving.hypercorn.h11_max_incomplete_size)
         self._is_ending = False
         self.idle_since_s: float | None = None
         """Trio's clock; None while there is a request."""
@@ -91,21 +95,34 @@ class Connection:
             self._server,
             self._send,
         )
-        self._protocol.connection = PlainHttp(hypercorn.h11_max_incomplete_size)
-        while data := await self._receive():
+        self._protocol.connection = self._http
+        while (data := await self._receive()) is not None:
             if not self._is_ending:
-                await self._protocol.handle(RawData(data))
+                await self._take(data)
         await context.terminated.set()  # an answer that is on its way is the last one
         await self._protocol.handle(Closed())
 
-    async def _receive(self) -> bytes:
-        """b"" when the client has gone, or nothing more is waited for."""
+    async def _take(self, data: bytes) -> None:
+        """Hand on what the client sent; behind a request only when that is answered: who has all of an answer may ask
+        again before we know that it is sent. Reading goes on meanwhile, or nobody would hear that a client has gone.
+        """
+        self._held += data
+        if not self._http.is_answering:
+            data, self._held = bytes(self._held), bytearray()
+            await self._protocol.handle(RawData(data))
+        elif len(self._held) > READ_BYTES:
+            self._http.end_with_this_answer()
+            self._held.clear()
+
+    async def _receive(self) -> bytes | None:
+        """None when the client has gone, or nothing more is waited for; b"" when an answer has ended."""
+        self._is_woken = False
         with trio.CancelScope(deadline=self._until_s) as self._waiting:
             try:
-                return bytes(await self._stream.receive_some(READ_BYTES))
+                return bytes(await self._stream.receive_some(READ_BYTES)) or None
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return b""
-        return b""
+                return None
+        return b"" if self._is_woken else None
 
     async def _send(self, event: Event) -> None:
         """What Hypercorn calls."""
@@ -144,6 +161,9 @@ class Connection:
         now_s = trio.current_time()
         self.idle_since_s = now_s if idle else None
         self._wait_until(now_s + self._serving.config.idle_s if idle else math.inf)
+        if idle and (self._held or self._http.has_more):
+            self._is_woken = True
+            self._waiting.cancel()
 
     def _wait_until(self, until_s: float) -> None:
         self._until_s = self._waiting.deadline = until_s

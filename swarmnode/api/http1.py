@@ -12,42 +12,52 @@ class PlainHttp(h11.Connection):
 
     * `Upgrade` is ignored, as a server may (RFC 9110, 7.8): no WebSocket, no HTTP/2. The preface of the latter has
       status 505, CONNECT 501.
-    * What arrives behind a request that is not answered yet is dropped, and the connection ends with the answer, as a
-      server may (RFC 9112, 9.3.2: who sends requests ahead has to repeat them). h11 would say PAUSED, servers then stop
-      reading, and nobody would hear that a client has gone.
+    * What arrives behind a request that is not answered yet waits. h11 would say PAUSED, servers then stop reading, and
+      nobody would hear that a client has gone.
     """
 
     def __init__(self, max_head_bytes: int) -> None:
         """A request line with its headers has `max_head_bytes` bytes at most; longer ones have status 431."""
         super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
-        self._has_more = False
+        self._is_last = False
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether all of a request is there, and it is not answered yet."""
+        return self.their_state is h11.DONE
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are bytes of another request."""
+        return bool(self.trailing_data[0])
+
+    def end_with_this_answer(self) -> None:
+        """Answer nothing behind it, as a server may (RFC 9112, 9.3.2: who sends requests ahead has to repeat them)."""
+        self._is_last = True
 
     def receive_data(self, data: bytes) -> None:
-        """Bytes of the client; b"": it sends no more."""
-        if not (self._has_more and data):
+        """Bytes of the client; b"" says nothing, as whoever reads knows better whether it has gone."""
+        if data:
             super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """The next part of the request, NEED_DATA, never PAUSED. RemoteProtocolError for what is not HTTP/1."""
         event = super().next_event()
         if event is h11.PAUSED:
-            self._has_more = self._has_more or bool(self.trailing_data[0])
             return h11.NEED_DATA
-        if isinstance(event, h11.Request):
-            return _plain(event)
-        return event
+        return _plain(event) if isinstance(event, h11.Request) else event
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
         """What `send` sends of an answer; its head says so if the connection ends with it."""
-        if self._has_more and isinstance(event, h11.Response):
+        if self._is_last and isinstance(event, h11.Response):
             headers = [item for item in event.headers if item[0] != b"connection"]
             event = h11.Response(status_code=event.status_code, headers=[*headers, (b"connection", b"close")])
         return super().send_with_data_passthrough(event)
 
     def start_next_cycle(self) -> None:
         """Ready for another request; LocalProtocolError if the connection has to end."""
-        if self._has_more:
-            raise h11.LocalProtocolError("requests sent ahead are not answered")
+        if self._is_last:
+            raise h11.LocalProtocolError("too much was sent ahead")
         super().start_next_cycle()
 
 
