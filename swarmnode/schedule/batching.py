@@ -60,9 +60,9 @@ class StepTimes:
         self._wait_s = 0.0
 
     def add(self, compute_s: float, wait_s: float) -> None:
-        """A step ended."""
-        self._compute_s = _FORGET * self._compute_s + compute_s
-        self._wait_s = _FORGET * self._wait_s + wait_s
+        """A step ended. Less than nothing is nothing: what exploring took is taken off, maybe by another clock."""
+        self._compute_s = _FORGET * self._compute_s + max(0.0, compute_s)
+        self._wait_s = _FORGET * self._wait_s + max(0.0, wait_s)
 
     def leave_idle(self, n_under_way: int) -> bool:
         """Whether so many such steps at once leave the compute thread idle for more than half of the time."""
@@ -83,14 +83,16 @@ def may_begin(n_waiting: int, n_present: int, n_under_way: int, n_steps: int) ->
 
     With fewer than half of its share of the sequences it waits for others, unless nothing is under way.
     """
-    if not n_waiting or n_under_way >= n_steps:
+    if not n_waiting:
         return False
-    return not n_under_way or 2 * n_waiting >= step_share(n_present, n_steps)
+    if not n_under_way:  # whatever `n_steps` says: nobody would ask again
+        return True
+    return n_under_way < n_steps and 2 * n_waiting >= step_share(n_present, n_steps)
 
 
 def step_share(n_present: int, n_steps: int) -> int:
     """Most sequences in one of `n_steps` steps."""
-    return math.ceil(n_present / n_steps)
+    return math.ceil(n_present / max(1, n_steps))
 
 
 def cut_step(wanted: Sequence[Wanted], n_most: int, limits: StepLimits) -> list[int]:

@@ -194,6 +194,9 @@ def test_a_step_is_never_too_large_and_never_only_answers(seed: int) -> None:
         (16, 64, 1, 2, True),
         (15, 64, 1, 2, False),
         (64, 128, 2, 2, False),
+        (1, 1, 0, 0, True),
+        (1, 1, 0, -5, True),
+        (1, 2, 1, -5, False),
     ],
 )
 def test_when_a_step_begins(
@@ -221,6 +224,17 @@ def test_steps_that_wait_are_divided_so_that_others_compute_meanwhile() -> None:
     assert n_steps(1.0, 1.5) == 3
     assert n_steps(1.0, 100.0) == CONFIG.max_steps
     assert n_steps(0.0, 1.0) == CONFIG.max_steps
+
+
+def test_times_of_less_than_nothing_stop_nobody() -> None:
+    """What exploring took is taken off the time of a step: by rounding, or another clock, it may be more than that."""
+    for compute_s in (-1e-9, -5.0):
+        times = StepTimes(CONFIG)
+        times.add(compute_s, 0.009)
+        assert times.n_steps == CONFIG.max_steps
+        assert may_begin(1, 1, 0, times.n_steps)
+        times.add(0.003, -1.0)
+        assert times.n_steps >= 1
 
 
 def test_whether_the_compute_thread_is_idle() -> None:
