@@ -81,6 +81,11 @@ class Bodies:
 
     def _make_room(self) -> None:
         """Those that have most, and still arrive, go."""
-        while self.n_bytes > self._config.arriving_bytes:
-            arriving = [arrival for arrival in self._arrivals if arrival.is_arriving]
-            max(arriving, key=lambda arrival: arrival.n_bytes).refuse()
+        config = self._config
+        while self.n_bytes > config.arriving_bytes:
+            arriving = [
+                item for item in self._arrivals if item.is_arriving and item.n_bytes > config.short_body_bytes
+            ]
+            if not arriving:
+                return
+            max(arriving, key=lambda item: item.n_bytes).refuse()

@@ -61,6 +61,8 @@ class Connection:
         """What came behind a request that is not answered yet."""
         self._http = PlainHttp(serving.hypercorn.h11_max_incomplete_size)
         self._is_ending = False
+        self._is_over = False
+        """`end` was called: nothing more is read, whatever happens just then."""
         self.idle_since_s: float | None = None
         """Trio's clock; None while there is a request."""
         self._set_idle(True)
@@ -79,7 +81,8 @@ class Connection:
 
     def end(self) -> None:
         """As if it had been idle for too long."""
-        self._wait_until(-math.inf)
+        self._is_over = True
+        self._waiting.cancel()
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         hypercorn = self._serving.hypercorn
@@ -110,19 +113,25 @@ class Connection:
         if not self._http.is_answering:
             data, self._held = bytes(self._held), bytearray()
             await self._protocol.handle(RawData(data))
-        elif len(self._held) > READ_BYTES:
+        elif len(self._held) > READ_BYTES and self._http.can_say_last:
             self._http.end_with_this_answer()
             self._held.clear()
 
     async def _receive(self) -> bytes | None:
         """None when the client has gone, or nothing more is waited for; b"" when an answer has ended."""
+        if self._is_over:
+            return None
         self._is_woken = False
         with trio.CancelScope(deadline=self._until_s) as self._waiting:
+            if len(self._held) > READ_BYTES and not self._is_ending:
+                await (
+                    trio.sleep_forever()
+                )  # until this answer has ended: its head is out, so the next request is kept
             try:
                 return bytes(await self._stream.receive_some(READ_BYTES)) or None
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return None
-        return b"" if self._is_woken else None
+        return b"" if self._is_woken and not self._is_over else None
 
     async def _send(self, event: Event) -> None:
         """What Hypercorn calls."""
@@ -156,14 +165,22 @@ class Connection:
             await trio.aclose_forcefully(self._stream)  # busy: it takes nothing of what waits to be sent
         else:
             self._wait_until(trio.current_time() + self._serving.config.linger_s)
+        if self._held:
+            self._held.clear()
+            self._wake()
 
     def _set_idle(self, idle: bool) -> None:
         now_s = trio.current_time()
-        self.idle_since_s = now_s if idle else None
+        has_next = idle and (bool(self._held) or self._http.has_more)
+        self.idle_since_s = now_s if idle and not has_next else None
         self._wait_until(now_s + self._serving.config.idle_s if idle else math.inf)
-        if idle and (self._held or self._http.has_more):
-            self._is_woken = True
-            self._waiting.cancel()
+        if has_next:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have the reader look at what is held."""
+        self._is_woken = True
+        self._waiting.cancel()
 
     def _wait_until(self, until_s: float) -> None:
         self._until_s = self._waiting.deadline = until_s

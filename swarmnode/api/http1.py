@@ -31,6 +31,11 @@ class PlainHttp(h11.Connection):
         """Whether there are bytes of another request."""
         return bool(self.trailing_data[0])
 
+    @property
+    def can_say_last(self) -> bool:
+        """Whether the head of the answer is still to come, which can say that the connection ends with it."""
+        return self.our_state is h11.SEND_RESPONSE
+
     def end_with_this_answer(self) -> None:
         """Answer nothing behind it, as a server may (RFC 9112, 9.3.2: who sends requests ahead has to repeat them)."""
         self._is_last = True

@@ -84,7 +84,9 @@ def parse_body_untrusted(
     """The request in a body. Raises UsageError for what is not JSON, or too rich, and what `parse` raises."""
     check_marks_untrusted(body, most_marks)
     try:
-        value = json.loads(body)
+        value = json.loads(
+            body.decode("utf-8")
+        )  # given bytes it would take UTF-16, too, whose marks nobody counted
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is not valid JSON: {error}") from error
     return parse(value)

@@ -39,7 +39,9 @@ class ApiConfig:
     """Of the descriptors that the process may have, for these connections at most: the swarm's come first."""
     arriving_bytes: int = 32 * MIB
     """Bodies that arrive or become prompts, all together, in memory: four of the longest. For more, the one that has
-    most while it still arrives is refused with status 503: short ones always get in."""
+    most while it still arrives is refused with status 503, but for short ones."""
+    short_body_bytes: int = 64 * KIB
+    """Bodies of up to so much are never refused for want of memory: of all connections together they have 16 MiB."""
     body_wait_s: float = 20.0
     """A body may take so long, and a second more for every `body_bytes_per_s` that have come; else status 408."""
     body_bytes_per_s: int = 64 * KIB

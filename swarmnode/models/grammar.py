@@ -28,18 +28,28 @@ them as its `x-guidance`.)"""
 class GrammarConstraint:
     """A place within a grammar: which tokens may come next. See models/sampling.Constraint."""
 
-    def __init__(self, matcher: LLMatcher, n_vocab: int, end_id: int, thought_end: int | None = None) -> None:
-        """`thought_end`: the token behind which the grammar begins; before it all but ends may come. None: it begins at
-        once.
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        n_vocab: int,
+        end_id: int,
+        end_ids: frozenset[int],
+        thought_end: int | None = None,
+    ) -> None:
+        """`end_id` ends an answer that is whole, each of `end_ids` ends any. `thought_end`: the token behind which the
+        grammar begins; before it all but ends may come. None: it begins at once.
         """
         self._matcher = matcher
         self._n_vocab = n_vocab
         self._end_id = end_id
+        self._end_ids = end_ids | {end_id}
         self._thought_end = thought_end
 
     def copy(self) -> GrammarConstraint:
         """One for another answer, from the same place."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._n_vocab, self._end_id, self._thought_end)
+        return GrammarConstraint(
+            self._matcher.deep_copy(), self._n_vocab, self._end_id, self._end_ids, self._thought_end
+        )
 
     @property
     def failure(self) -> str | None:
@@ -49,7 +59,7 @@ class GrammarConstraint:
     def allowed(self) -> npt.NDArray[np.intp]:
         """Ids that may come next, rising; at least one. Never raises: other answers share the step."""
         if self._thought_end is not None:
-            return np.delete(np.arange(self._n_vocab), self._end_id)
+            return np.delete(np.arange(self._n_vocab), sorted(self._end_ids))
         if not self._matcher.is_stopped():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self._n_vocab])
@@ -92,7 +102,11 @@ class Grammars:
         if problem:
             raise UsageError(f"the schema cannot be kept to: {problem}")
         return GrammarConstraint(
-            matcher(known, grammar, log_level=0), tokenizer.n_vocab, tokenizer.eos_id, thought_end
+            matcher(known, grammar, log_level=0),
+            tokenizer.n_vocab,
+            tokenizer.eos_id,
+            frozenset(tokenizer.end_ids),
+            thought_end,
         )
 
 

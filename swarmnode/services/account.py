@@ -119,7 +119,7 @@ _SUMMED = [item.name for item in fields(Account) if item.name not in ("cached_to
 
 @dataclass(frozen=True)
 class AccountedRows:
-    """Rows of one answer in a step: so many go through the layers, so many of them (the last ones) to the logits."""
+    """Rows of one answer in a step: `n_rows` go through the layers, the last `n_out` of them through the last one."""
 
     account: Account
     n_rows: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -100,7 +99,7 @@ class Passes:
         forward = ForwardPass(
             self._model, self._bank, parts, [item.take for item in rows], policy, counts=counts
         )
-        account = StepAccount([AccountedRows(item.account, len(item.tokens), item.n_out) for item in rows])
+        account = StepAccount([self._accounted(item) for item in rows])
         self._n_under_way += 1
         policy.n_passes = self._n_under_way
         began_s = trio.current_time()
@@ -121,12 +120,18 @@ class Passes:
             self._residents.count(forward.chosen, any(item.n_out for item in prompts))
         return [_with_suspects(value, account.helpers) for value in values], times
 
+    def _accounted(self, rows: Rows) -> AccountedRows:
+        """An MTP block looks at what every token becomes behind the last layer, so all of them go through it."""
+        n_tokens = len(rows.tokens)
+        return AccountedRows(rows.account, n_tokens, n_tokens if self._model.has_mtp else rows.n_out)
+
     async def _advance(
         self, forward: ForwardPass[Any], account: StepAccount, counts: bool
     ) -> tuple[list[Any], PassTimes]:
         explored_s = 0.0
+        timed = partial(_timed, self.remote.policy.cost.now)  # the clock that `forward.explored_s` is of
         routing, workers = self._members.routing()
-        result, compute_s = await self._compute.run(partial(_timed, partial(forward.advance, routing)))
+        result, compute_s = await self._compute.run(partial(timed, partial(forward.advance, routing)))
         while not isinstance(result, Finished):
             pending, finish = None, None
             if isinstance(result, RemoteLayer):
@@ -138,7 +143,7 @@ class Passes:
             routing, workers = self._members.routing()
             advance = partial(forward.advance, routing, finish)
             try:
-                result, spent_s = await self._compute.run(partial(_timed, advance))
+                result, spent_s = await self._compute.run(partial(timed, advance))
             finally:  # who was found lying is not forgotten because the pass failed
                 if pending is not None:
                     pending.settle()
@@ -163,7 +168,7 @@ def _with_suspects(value: Any, helpers: Sequence[str]) -> Any:
     return value
 
 
-def _timed(function: Callable[[], T]) -> tuple[T, float]:
-    started_s = time.perf_counter()
+def _timed(now: Callable[[], float], function: Callable[[], T]) -> tuple[T, float]:
+    started_s = now()
     result = function()
-    return result, time.perf_counter() - started_s
+    return result, now() - started_s

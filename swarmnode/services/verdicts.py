@@ -53,4 +53,6 @@ class Verdicts:
     def end(self) -> None:
         """The layer is over: whoever answered all that it was asked has worked."""
         for worker, n_pairs in self._n_pairs.items():
+            if worker in self._liars:  # nothing of it is used
+                continue
             self._members.computed(worker, n_pairs, is_whole=worker not in self._failing)

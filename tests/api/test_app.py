@@ -95,6 +95,9 @@ async def test_health_models_and_swarm(tmp_path: Path) -> None:
     [
         (b"{", 400, "not valid JSON"),
         (b"\xff\xfe", 400, "not valid JSON"),
+        ('{"prompt": "a"}'.encode("utf-16-le"), 400, "not valid JSON"),
+        ('{"prompt": "a"}'.encode("utf-16"), 400, "not valid JSON"),
+        ('{"prompt": "a"}'.encode("utf-32-be"), 400, "not valid JSON"),
         (b"[" * 60_000, 400, "not valid JSON"),
         (b'{"prompt": [' + b"[]," * 100_000 + b"1]}", 400, "more than 65536 lists"),
         (b"[]", 400, "JSON object"),

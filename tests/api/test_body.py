@@ -15,7 +15,7 @@ from swarmnode.api.body import Bodies
 from swarmnode.config import ApiConfig
 from swarmnode.errors import UsageError
 
-CONFIG = ApiConfig(arriving_bytes=1000, body_wait_s=10, body_bytes_per_s=100)
+CONFIG = ApiConfig(arriving_bytes=1000, short_body_bytes=100, body_wait_s=10, body_bytes_per_s=100)
 
 
 class Client:
@@ -76,6 +76,14 @@ async def test_for_a_short_body_the_longest_in_arrival_goes() -> None:
         last = Reader(bodies, late)
         await last.run()
         assert last.status == 503  # those that have come may stay
+        short = Client()
+        await short.send.send(b"a" * 100)
+        short.send.close()
+        one_more = Reader(bodies, short)
+        nursery.start_soon(one_more.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert one_more.body == b"a" * 100  # a short one always gets in
+        one_more.done.set()
         for reader in readers:
             reader.done.set()
     assert bodies.n_bytes == 0

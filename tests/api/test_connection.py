@@ -222,6 +222,55 @@ async def test_a_client_may_ask_again_as_soon_as_it_has_all_of_the_answer() -> N
         assert len(kit.connections) == 1
 
 
+@pytest.mark.parametrize("n_bytes", [10, 2**16, 10**6])
+async def test_the_next_request_may_be_long_and_come_in_many_pieces(n_bytes: int) -> None:
+    """More than is held while the answer before is under way: reading pauses then, and nothing is lost."""
+    lengths: list[int] = []
+
+    async def counts(scope: Scope, receive: Receive, send: Send) -> None:
+        n = 0
+        while (message := await receive())["type"] == "http.request":
+            n += len(message["body"])
+            if not message["more_body"]:
+                break
+        lengths.append(n)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": True})
+        await trio.sleep(1)
+        await send({"type": "http.response.body", "body": b""})
+
+    request = get(f"Content-Length: {n_bytes}", method="POST", body=bytes(n_bytes))
+    async with serving(counts) as kit:
+        stream = kit.dial()
+        for _ in range(3):
+            for start in range(0, len(request), 2**15):
+                await stream.send_all(request[start : start + 2**15])
+                await trio.testing.wait_all_tasks_blocked()
+            answer = b""
+            while not answer.endswith(b"ok"):
+                piece = await stream.receive_some()
+                assert piece
+                answer += piece
+        await trio.sleep(2)
+        assert len(kit.connections) == 1
+    assert lengths == [n_bytes] * 3
+
+
+async def test_a_connection_that_is_ended_takes_no_request_that_came_just_then() -> None:
+    app = App()
+    async with serving(app, most=1) as kit:
+        first = kit.dial()
+        await first.send_all(GET)
+        await first.receive_some()
+        await trio.testing.wait_all_tasks_blocked()
+        (connection,) = kit.connections._open
+        connection._held += get(path="/wait")
+        connection._wake()
+        connection.end()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (app.n_waiting, len(kit.connections)) == (0, 0)
+
+
 async def test_a_connection_that_was_used_and_closed_is_gone_at_once() -> None:
     async with serving(App()) as kit:
         stream = kit.dial()

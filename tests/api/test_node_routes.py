@@ -163,6 +163,7 @@ async def test_volunteering_by_id_prefix_and_name(tmp_path: Path) -> None:
         (COVERAGE, b"{", 422, "not valid JSON"),
         (COVERAGE, b"[" * 30_000, 422, "not valid JSON"),
         (COVERAGE, b"\xff", 422, "not valid JSON"),
+        (COVERAGE, "{}".encode("utf-16-le"), 422, "not valid JSON"),
         (COVERAGE, b"[]", 422, "JSON object"),
         (COVERAGE, ANNOUNCE | {"colour": 1}, 422, "colour"),
         (COVERAGE, ANNOUNCE | {"model": 5}, 422, "model"),

@@ -14,6 +14,7 @@ from swarmnode.api.prompts import Prompt
 from swarmnode.api.rules import Rules
 from swarmnode.errors import MissingExtraError, UsageError
 from swarmnode.models.chat import ChatTemplate
+from swarmnode.models.grammar import GrammarConstraint
 from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.weights.catalog import bundled_model
@@ -154,3 +155,10 @@ def test_without_the_library_it_is_refused(tokenizer: Tokenizer, monkeypatch: py
     ):
         with pytest.raises(MissingExtraError, match="extra `json`"):
             answer(tokenizer, 0, **fields)
+
+
+def test_a_thought_ends_with_no_token_that_ends_answers() -> None:
+    """A vocabulary has several of those (<|im_end|>, <|endoftext|>); the grammar begins behind the thought."""
+    unused: Any = None
+    constraint = GrammarConstraint(unused, 12, end_id=7, end_ids=frozenset({5, 7}), thought_end=9)
+    assert constraint.allowed().tolist() == [0, 1, 2, 3, 4, 6, 8, 9, 10, 11]

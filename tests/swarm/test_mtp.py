@@ -229,3 +229,15 @@ async def test_a_model_without_a_block_guesses_from_the_text(models: dict[str, P
     with pytest.raises(UsageError, match="no MTP block"):
         async with opened(models["no block"], tmp_path / "mtp", drafts="mtp"):
             pass
+
+
+@pytest.mark.parametrize("name", ["copies well", "no block"])
+async def test_the_account_knows_which_rows_the_last_layer_has(
+    models: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """A block looks at what every token becomes, so all rows of a prompt go through the last layer."""
+    async with open_swarm(models[name], tmp_path) as swarm:
+        await swarm.join(ALL_BYTES)
+        _, account = await swarm.generate([5, 80, 33, 7] * 20, 8)
+        assert account.remote == account.pairs > 0
+        assert account.fallback == 0
