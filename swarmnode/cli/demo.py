@@ -26,7 +26,8 @@ from swarmnode.errors import UsageError
 from swarmnode.node.common import stop_on_signal
 
 PROMPT = "To Sherlock Holmes she is always"
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+"""For a node to start, and to take its experts: seconds on an idle machine, over half a minute on one that is busy."""
 
 
 @dataclass
