@@ -74,7 +74,10 @@ class _Layer:
 
     def place(self, expert: int, segment: Segment, slot: int) -> None:
         if segment not in self.segments:
-            self.segments.append(segment)
+            if None in self.segments:
+                self.segments[self.segments.index(None)] = segment
+            else:
+                self.segments.append(segment)
         self.segment_of[expert] = self.segments.index(segment)
         self.slot_of[expert] = slot
 
@@ -122,8 +125,13 @@ class ExpertBank:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes allocated for weights on the device."""
+        """Bytes allocated for weights on the device, free slots included. From anywhere."""
         return self._pool.used_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Those of them that are in slots without an expert. Compute thread."""
+        return self._pool.free_bytes
 
     @property
     def graph_bytes(self) -> int:
@@ -200,7 +208,7 @@ class ExpertBank:
         self._publish(layer)
 
     def remove(self, layer: int, expert: int) -> None:
-        """Drop an expert; memory is freed with the last expert of its segment. UsageError if it is not
+        """Drop an expert; memory is freed with the last expert of its segment, or by `compact`. UsageError if it is not
         held.
         """
         place = self._layer(layer)
@@ -208,9 +216,42 @@ class ExpertBank:
         index, slot = int(place.segment_of[expert]), int(place.slot_of[expert])
         segment = place.segment(index)
         place.segment_of[expert] = place.slot_of[expert] = _ABSENT
-        if segment not in self._bound and self._pool.give_back(place.layout, segment, slot):
+        if segment not in self._bound and self._pool.give_back(segment, slot):
             self._forget_segment(segment)
         self._publish(place)
+
+    def compact(self, max_bytes: int) -> bool:
+        """One step towards `used_bytes` <= max_bytes, by giving free slots back; False if there is none to take.
+
+        Copies one expert at most, so that rows wait for a moment only; holdings stay what they are. Stacked tensors of
+        `stacked` are others afterwards if their layer was not bound.
+        """
+        source = self._pool.to_empty() if self.used_bytes > max_bytes else None
+        if source is None:
+            return False
+        found = self._resident(source)
+        if found is None:
+            self._pool.free(source)
+            self._forget_segment(source)
+            return True
+        place, expert = found
+        slot = int(place.slot_of[expert])
+        target, target_slot = self._pool.take_outside(source)
+        source.copy(slot, target, target_slot)
+        place.place(expert, target, target_slot)
+        if self._pool.give_back(source, slot):
+            self._forget_segment(source)
+        self._publish(place)
+        return True
+
+    def _resident(self, segment: Segment) -> tuple[_Layer, int] | None:
+        """An expert in this segment, and its layer; None if it is empty."""
+        for place in self._layers.values():
+            if segment in place.segments:
+                inside = np.flatnonzero(place.segment_of == place.segments.index(segment))
+                if inside.size:
+                    return place, int(inside[0])
+        return None
 
     def slab(self, layer: int, expert: int, kind: str) -> bytearray:
         """A copy of a held expert's slab, read back from the device. UsageError if it is not held."""

@@ -8,6 +8,7 @@ capacity] for each kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from swarmnode.compute.devices import Device
 from swarmnode.compute.expert_graph import ExpertShape
@@ -32,6 +33,8 @@ class Segment:
     """Stacked tensors of `capacity` experts of one shape; a slot is one index of them."""
 
     def __init__(self, layout: LayerLayout, capacity: int) -> None:
+        self.layout = layout
+        """Of a layer whose experts have this shape."""
         self.capacity = capacity
         self.arena = Arena(len(layout.tensors))
         self.kinds = layout.kinds
@@ -64,6 +67,12 @@ class Segment:
             address = byte_view(slabs[kind], kind).ctypes.data
             api.ggml_backend_tensor_set(tensor.pointer, address, slot * n_bytes, n_slots * n_bytes)
 
+    def copy(self, slot: int, target: Segment, target_slot: int) -> None:
+        """Copy the expert in a slot into one of another segment of its shape, a slab at a time."""
+        for kind, tensor, n_bytes in zip(self.kinds, target.tensors, self.slab_bytes, strict=True):
+            slab = byte_view(self.read(slot, kind), kind)
+            api.ggml_backend_tensor_set(tensor.pointer, slab.ctypes.data, target_slot * n_bytes, n_bytes)
+
     def read(self, slot: int, kind: str) -> bytearray:
         """A copy of the slab in a slot, as the device holds it."""
         index = self.kinds.index(kind)
@@ -84,6 +93,12 @@ class SlotPool:
         self.used_bytes = 0
         """Bytes allocated for weights, free slots included."""
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the slots without an expert."""
+        every = [segment for segments in self._segments.values() for segment in segments]
+        return sum(len(segment.free) * sum(segment.slab_bytes) for segment in every)
+
     def reserve(self, layout: LayerLayout, n_experts: int) -> None:
         """Make sure that `n_experts` more of this shape fit, in as few segments as possible.
 
@@ -102,15 +117,44 @@ class SlotPool:
         segment = next(segment for segment in self._of(layout) if segment.free)
         return segment, segment.free.pop()
 
-    def give_back(self, layout: LayerLayout, segment: Segment, slot: int) -> bool:
+    def give_back(self, segment: Segment, slot: int) -> bool:
         """Free a slot, and the segment with its last expert: then True."""
         segment.free.append(slot)
         if len(segment.free) < segment.capacity:
             return False
-        self._of(layout).remove(segment)
+        self.free(segment)
+        return True
+
+    def free(self, segment: Segment) -> None:
+        """Free the memory of a segment without experts."""
+        self._of(segment.layout).remove(segment)
         self.used_bytes -= segment.allocated_bytes
         segment.arena.close()
-        return True
+
+    def to_empty(self) -> Segment | None:
+        """The segment to empty next: the free slots elsewhere take its experts. None if none can be.
+
+        What is missing for that is allocated, within the budget; the segment frees more than that. Asked again while
+        it is emptied, by a move at a time, it names the same one: that depends on capacities, and free slots stay as
+        many. At the end no shape has a segment's worth of free slots, and none at all where the budget had room.
+        """
+        for segments in self._segments.values():
+            n_free = sum(len(segment.free) for segment in segments)
+            fitting = [segment for segment in segments if segment.capacity <= n_free]
+            if fitting:
+                return max(fitting, key=lambda segment: (segment.capacity, len(segment.free)))
+            if n_free:
+                source = min(segments, key=lambda segment: (segment.capacity, -len(segment.free)))
+                with suppress(BudgetError, DeviceError):
+                    self._grow(source.layout, source.capacity - n_free)
+                    return source
+        return None
+
+    def take_outside(self, source: Segment) -> tuple[Segment, int]:
+        """A free slot of another segment of the same shape, of the fullest one; `to_empty` says that there is one."""
+        others = [segment for segment in self._of(source.layout) if segment.free and segment is not source]
+        target = min(others, key=lambda segment: len(segment.free))
+        return target, target.free.pop()
 
     def close(self) -> None:
         """Free everything."""

@@ -164,6 +164,76 @@ def test_experts_come_and_go_while_serving(device: Device) -> None:
     whole.close()
 
 
+def check_rows(bank: ExpertBank, whole: ExpertBank, layer: int) -> None:
+    """What is held in a layer comes out as in a bank that was never compacted."""
+    held = np.array(sorted(bank.holdings[layer]), np.int32)
+    rows = np.random.default_rng(3).standard_normal((held.size, 256), np.float32)
+    pairs = np.arange(held.size, dtype=np.int32)
+    expected = whole.experts(layer, rows, pairs, held)
+    assert bank.experts(layer, rows, pairs, held).tobytes() == expected.tobytes()
+    one = bank.moe(layer, rows[:1], held[None, :1], np.ones((1, 1), np.float32))
+    assert one.tobytes() == expected[:1].tobytes()
+
+
+def test_free_slots_are_given_back(device: Device) -> None:
+    """The experts stay computable at every step, and the budget holds while they are moved."""
+    layers = [random_layer((ggml.Q4_K, ggml.Q6_K), layer=number) for number in range(3)]
+    whole = ExpertBank(device)
+    size = layers[0].layout.expert_bytes
+    bank = ExpertBank(device, budget_bytes=24 * size)
+    for number, layer in enumerate(layers):
+        whole.bind(layer.layout, range(8), layer.stacked)
+        bank.reserve(layer.layout, 8)
+        for expert in range(8):
+            bank.add(layer.layout, expert, layer.slabs(expert))
+        check_rows(bank, whole, number)
+    gone = [(0, 1), (0, 2), (0, 3), (0, 6), (1, 0), (1, 7), (2, 4), (2, 5), (2, 6)]
+    for number, expert in gone:
+        bank.remove(number, expert)
+    assert (bank.used_bytes, bank.free_bytes) == (24 * size, 9 * size)
+    holdings, n_steps = bank.holdings, 0
+    while bank.compact(15 * size):
+        n_steps += 1
+        assert bank.used_bytes <= 24 * size
+        assert bank.holdings == holdings
+        for number in range(3):
+            check_rows(bank, whole, number)
+    assert (bank.used_bytes, bank.free_bytes) == (15 * size, 0)
+    assert n_steps <= 15, "each expert is copied once at most"
+    assert not bank.compact(0), "nothing is left to give back"
+    for number in range(3):
+        for expert in bank.holdings[number]:
+            slabs = layers[number].slabs(expert)
+            assert {kind: bytes(bank.slab(number, expert, kind)) for kind in slabs} == slabs
+    bank.close()
+    whole.close()
+
+
+def test_compacting_stops_where_it_is_told_to_and_where_the_budget_has_no_room(device: Device) -> None:
+    layer = random_layer()
+    size = layer.layout.expert_bytes
+    bank = ExpertBank(device, budget_bytes=10 * size)
+    bank.reserve(layer.layout, 8)
+    for expert in range(8):
+        bank.add(layer.layout, expert, layer.slabs(expert))
+    for expert in range(4):
+        bank.remove(0, expert)
+        assert not bank.compact(8 * size), "it is within that"
+    bank.reserve(layer.layout, 6)
+    assert bank.used_bytes == 10 * size, "beside 4 experts"
+    assert bank.compact(9 * size), "what was reserved is free, and goes"
+    assert not bank.compact(9 * size)
+    assert (bank.used_bytes, bank.free_bytes) == (8 * size, 4 * size)
+    assert not bank.compact(7 * size), "4 copies beside 8 slots are more than the budget"
+    assert (bank.used_bytes, bank.free_bytes) == (8 * size, 4 * size)
+    for expert in (4, 5):
+        bank.remove(0, expert)
+    while bank.compact(7 * size):
+        assert bank.used_bytes <= 10 * size
+    assert (bank.used_bytes, bank.free_bytes) == (2 * size, 0)
+    bank.close()
+
+
 def test_holdings_are_snapshots(device: Device) -> None:
     layer = random_layer()
     bank = ExpertBank(device)
