@@ -20,7 +20,9 @@ def show_state(state: dict[str, Any]) -> None:
     say(f"node       {state['node']}, a {state['role']} on {state['device']}")
     say(f"now        {'paused: ' + state['paused'] if state['paused'] else 'lending'}")
     held = f"{state['n_experts']} experts, {format_bytes(state['held_bytes'])}"
-    say(f"holds      {held} of {state['model']}" if state["model"] else "holds      nothing yet")
+    in_memory = format_bytes(state["memory_bytes"])
+    beside = "" if in_memory == format_bytes(state["held_bytes"]) else f", in {in_memory} of memory"
+    say(f"holds      {held} of {state['model']}{beside}" if state["model"] else "holds      nothing yet")
     say(f"budget     {_budget(state)}")
     say(f"hours      {', '.join(state['hours']) or 'always'}")
     say(f"on battery {state['on_battery']}{_battery(state)}")

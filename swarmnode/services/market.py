@@ -78,6 +78,9 @@ class Market:
         self._rests_until_s = -math.inf
         """Nothing more is decided before this: our own disk or memory refused, and would refuse other ranges, too."""
         self._limit_bytes = residence.budget_bytes
+        self._room_bytes: int | None = None
+        """What experts may take while free slots between them cannot be given back, and memory is over the limit."""
+        self._is_compacting = False
         self._is_paused = False
         self.on_change: Callable[[], None] = lambda: None
         """Told when `holdings` or `serving` are others than before."""
@@ -104,7 +107,7 @@ class Market:
         return self._limit_bytes
 
     def limit(self, budget_bytes: int) -> None:
-        """Hold at most so much from now on; what is given up is told before its memory is freed."""
+        """Take at most so much memory from now on; what is given up is told before its memory is freed."""
         if budget_bytes != self._limit_bytes:
             self._limit_bytes = budget_bytes
             self._moved.set()
@@ -209,7 +212,7 @@ class Market:
             self._count_demand()
         self._suspect()
         self._coverage.advance(now_s)
-        decisions = self._volunteer.limit(self._view, self._limit_bytes)
+        decisions = self._volunteer.limit(self._view, self._allowed_bytes(nursery))
         if not self._is_paused and now_s >= self._rests_until_s:
             decisions += self._volunteer.decide(self._view, now_s)
         if not decisions:
@@ -225,6 +228,30 @@ class Market:
             elif isinstance(decision, Fetch):
                 nursery.start_soon(self._fetch, decision.item)
         self._planned(sum(isinstance(decision, Fetch) for decision in decisions))
+
+    def _allowed_bytes(self, nursery: trio.Nursery) -> int:
+        """What experts may take. Where memory is over the limit, for the slots of those that went are free, but there
+        still, it is compacted; and if that is not possible, more of them go.
+        """
+        if self._residence.bank.used_bytes <= self._limit_bytes:
+            self._room_bytes = None
+        elif not self._is_compacting:
+            self._is_compacting = True
+            nursery.start_soon(self._compact)
+        return self._limit_bytes if self._room_bytes is None else min(self._limit_bytes, self._room_bytes)
+
+    async def _compact(self) -> None:
+        limit_bytes = self._limit_bytes
+        spare_bytes = await self._residence.compact(limit_bytes)
+        self._is_compacting = False
+        held_bytes = self._shape.range_bytes(self._volunteer.serving)
+        if (
+            spare_bytes and held_bytes == self._volunteer.occupied_bytes
+        ):  # else it is looked at again when that ends
+            self._room_bytes = max(0, held_bytes - spare_bytes)
+            self._moved.set()
+        elif self._residence.bank.used_bytes <= self._limit_bytes or limit_bytes != self._limit_bytes:
+            self._moved.set()
 
     def _suspect(self) -> None:
         """Who gave wrong bytes says wrong things of what it holds, too; and who is gone says nothing any more, long
@@ -323,8 +350,8 @@ class Market:
     def _say_if_settled(self) -> None:
         was_settled, self._was_settled = self._was_settled, self.is_settled
         if self._was_settled and not was_settled:
-            n_bytes = self._residence.bank.used_bytes
-            self._report(Settled(self._residence.title, self._residence.n_experts, n_bytes))
+            residence = self._residence
+            self._report(Settled(residence.title, residence.n_experts, residence.held_bytes))
 
     def _arrived(self, n_bytes: int) -> None:
         self._fetched_bytes += n_bytes

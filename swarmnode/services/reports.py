@@ -162,6 +162,9 @@ class Lending:
     model: str
     n_experts: int
     held_bytes: int
+    """Of those experts."""
+    memory_bytes: int
+    """Taken for them, with the slots that are free between them."""
     requests: int
     rows: int
     """(row, expert) pairs computed."""

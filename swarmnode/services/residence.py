@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +48,8 @@ class Residence:
     compute: Runner
     threads: Runner
     _tester: BankTester
+    _filling: trio.Lock = field(default_factory=trio.Lock)
+    """Held by who counts on the free slots that it reserved, or gives free slots back."""
 
     @property
     def title(self) -> str:
@@ -69,6 +71,12 @@ class Residence:
         """Experts in memory."""
         return sum(len(experts) for experts in self.bank.holdings.values())
 
+    @property
+    def held_bytes(self) -> int:
+        """Of the experts in memory; `bank.used_bytes` is with the slots that are free between them."""
+        layers = self.manifest.layers
+        return sum(layers[n].layout.expert_bytes * len(held) for n, held in self.bank.holdings.items())
+
     async def kept(self) -> tuple[ExpertRange, ...]:
         """The ranges that an earlier run left on disk and that fit the budget, in order; the others are deleted."""
         return await self.threads.run(self._fitting)
@@ -83,12 +91,13 @@ class Residence:
         layout = self.manifest.layers[item.layer].layout
         loaded: list[int] = []
         try:
-            with blaming(self.manifest):
-                await self.compute.run(partial(self.bank.reserve, layout, item.count))
-                for expert in item.experts:
-                    await self._add(layout, expert)
-                    loaded.append(expert)
-                    await self.compute.run(partial(self._tester.loaded, item.layer, expert))
+            async with self._filling:
+                with blaming(self.manifest):
+                    await self._reserve(layout, item.count)
+                    for expert in item.experts:
+                        await self._add(layout, expert)
+                        loaded.append(expert)
+                        await self.compute.run(partial(self._tester.loaded, item.layer, expert))
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await self.compute.run(partial(self._remove, item.layer, loaded))
@@ -102,6 +111,16 @@ class Residence:
         experts = [expert for expert in item.experts if expert in held]
         await self.compute.run(partial(self._remove, item.layer, experts))
         await self.forget(item)
+
+    async def compact(self, max_bytes: int) -> int:
+        """Give free slots back until the memory is within `max_bytes`: the bytes of those beyond it that cannot be,
+        because the budget has no room to copy what is between them.
+
+        Rows are computed meanwhile; every step copies one expert.
+        """
+        async with self._filling:
+            await self._compact(max_bytes)
+            return await self.compute.run(partial(self._spare_bytes, max_bytes))
 
     async def forget(self, item: ExpertRange) -> None:
         """Delete what is on disk of a range."""
@@ -145,6 +164,20 @@ class Residence:
         for held in self.store.held():
             self.store.remove(held)
         self.store.incoming.keep_only(())
+
+    async def _reserve(self, layout: LayerLayout, n_experts: int) -> None:
+        try:
+            await self.compute.run(partial(self.bank.reserve, layout, n_experts))
+        except BudgetError:  # unless free slots of other shapes are in the way
+            await self._compact(0)
+            await self.compute.run(partial(self.bank.reserve, layout, n_experts))
+
+    async def _compact(self, max_bytes: int) -> None:
+        while await self.compute.run(partial(self.bank.compact, max_bytes)):
+            pass
+
+    def _spare_bytes(self, max_bytes: int) -> int:
+        return max(0, min(self.bank.used_bytes - max_bytes, self.bank.free_bytes))
 
     async def _add(self, layout: LayerLayout, expert: int) -> None:
         """From disk into the bank; the copy on the way is gone on return."""

@@ -116,7 +116,7 @@ class Steward:
 
     def _apply(self) -> None:
         before, now_s = self.stance, trio.current_time()
-        stance = self._restraint.decide(self.wishes, self._conditions(), self._held_bytes(), now_s)
+        stance = self._restraint.decide(self.wishes, self._conditions(), self._memory_bytes(), now_s)
         self.stance = stance
         self._service.limit(stance.budget_bytes)
         self._service.pause(bool(stance.pause))
@@ -127,7 +127,7 @@ class Steward:
         if stance.memory and stance.budget_bytes < before.budget_bytes:
             self._report(SteppedBack(stance.memory, stance.budget_bytes))
 
-    def _held_bytes(self) -> int:
+    def _memory_bytes(self) -> int:
         residence = self._service.residence
         return 0 if residence is None else residence.bank.used_bytes
 
@@ -138,7 +138,8 @@ class Steward:
             at_s=trio.current_time(),
             model="" if residence is None else residence.title,
             n_experts=0 if residence is None else residence.n_experts,
-            held_bytes=self._held_bytes(),
+            held_bytes=0 if residence is None else residence.held_bytes,
+            memory_bytes=self._memory_bytes(),
             requests=0 if served is None else served.requests,
             rows=0 if served is None else served.pairs,
             tokens=0 if served is None else served.tokens,

@@ -113,7 +113,7 @@ class VolunteerService:
             self._market.pause(is_paused)
 
     def limit(self, budget_bytes: int) -> None:
-        """Hold at most so many bytes of experts from now on; no more than the first budget."""
+        """Take at most so many bytes for experts from now on; no more than the first budget."""
         self._limit_bytes = budget_bytes
         if self._market is not None:
             self._market.limit(budget_bytes)
@@ -165,7 +165,7 @@ class VolunteerService:
             Serving(
                 peer.node_id.short,
                 residence.n_experts,
-                residence.bank.used_bytes,
+                residence.held_bytes,
                 residence.max_rows,
                 self.device_name,
             )

@@ -23,7 +23,8 @@ STATE = {
     "node": "abcdefgh", "role": "worker", "paused": "", "memory": "", "budget_bytes": 200_000_000,
     "most_bytes": 300_000_000, "allowed_bytes": 200_000_000, "hours": ["22:00-07:00"], "on_battery": "pause",
     "keep_free_bytes": 10**9, "available_bytes": 3 * 10**9, "running_on_battery": True, "battery_percent": 81,
-    "model": "Baker Street 16M", "n_experts": 23, "held_bytes": 2_900_000, "rows": 500, "tokens": 40, "device": "CPU",
+    "model": "Baker Street 16M", "n_experts": 23, "held_bytes": 2_900_000,
+    "memory_bytes": 2_900_000, "rows": 500, "tokens": 40, "device": "CPU",
 }  # fmt: skip
 
 
@@ -118,6 +119,12 @@ def test_limits_of_a_machine_that_tells_little(tmp_path: Path) -> None:
         "(the system does not tell)",
     ):
         assert line in output
+
+
+def test_memory_is_shown_where_it_is_more_than_the_experts(tmp_path: Path) -> None:
+    with running(tmp_path, memory_bytes=3_400_000):
+        output = run(tmp_path, "limits").output
+    assert "holds      23 experts, 2.9 MB of Baker Street 16M, in 3.4 MB of memory\n" in output
 
 
 def test_limits_are_changed(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from swarmnode.services.reports import (
 )
 
 LENDING = Lending(
-    at_s=100.0, model="M", n_experts=23, held_bytes=2_900_000, requests=5, rows=40, tokens=12, bytes_in=3_000,
-    bytes_out=4_000_000, fetched_bytes=0, device="CPU", peers=3, pause="", power="",
+    at_s=100.0, model="M", n_experts=23, held_bytes=2_900_000, memory_bytes=2_900_000, requests=5, rows=40, tokens=12,
+    bytes_in=3_000, bytes_out=4_000_000, fetched_bytes=0, device="CPU", peers=3, pause="", power="",
 )  # fmt: skip
 
 

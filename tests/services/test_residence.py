@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,12 +21,14 @@ from swarmnode.net.address import PeerAddress
 from swarmnode.services import bank_tester
 from swarmnode.services.bank_tester import widest_batch, widest_graph
 from swarmnode.services.residence import Residence, ResidenceBuilder
+from swarmnode.services.runners import Inline
 from swarmnode.testing.memory_net import MemoryNetwork
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
 from swarmnode.weights.ggml_types import GGML_TYPES
 from swarmnode.weights.hashing import build_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.manifest import LayerManifest, Manifest
+from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire import messages
 from swarmnode.wire.messages import Message
 from tests.services.conftest import EXPERT_BYTES, MODEL
@@ -383,6 +387,51 @@ async def test_memory_is_freed_at_the_end_whatever_is_going_on(
             assert residence is not None
         assert residence.bank.used_bytes == 0
         nursery.cancel_scope.cancel()
+
+
+class Zeros:
+    """A store in which every slab is zeros."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._layers = manifest.layers
+
+    def read_slab(self, layer: int, expert: int, kind: str) -> bytes:
+        return bytes(next(t.n_bytes for t in self._layers[layer].layout.tensors if t.kind == kind))
+
+
+def residence_of(manifest: Manifest, device: Device, budget_bytes: int) -> Residence:
+    """A residence that is not asked for rows."""
+    bank = ExpertBank(device, budget_bytes=budget_bytes)
+    store, server = cast(Any, Zeros(manifest)), cast(Any, None)
+    tester = cast(Any, SimpleNamespace(loaded=lambda layer, expert: None))
+    return Residence(manifest, store, bank, server, budget_bytes, Inline(), Inline(), tester)
+
+
+async def test_ranges_that_are_loaded_at_once_do_not_count_on_the_same_slots(
+    source: Source, device: Device
+) -> None:
+    residence = residence_of(source.manifest, device, 20 * EXPERT_BYTES)
+    await residence.load(ExpertRange(0, 0, 8))
+    async with trio.open_nursery() as nursery:
+        for first in (0, 4):
+            nursery.start_soon(residence.load, ExpertRange(1, first, 4))
+    assert residence.n_experts == 16
+    assert residence.held_bytes == residence.bank.used_bytes == 16 * EXPERT_BYTES
+    residence.bank.close()
+
+
+async def test_free_slots_of_another_shape_make_way(source: Source, device: Device) -> None:
+    layers = dict(with_layers(source.manifest, 0).layers)
+    layers[1] = with_layers(source.manifest, 0, n_ff=512).layers[1]
+    large_bytes = layers[1].layout.expert_bytes
+    residence = residence_of(replace(source.manifest, layers=layers), device, 4 * large_bytes)
+    for first in range(0, 8, 2):
+        await residence.load(ExpertRange(0, first, 2))
+    for gone in range(0, 8, 2):  # half of each segment
+        residence.bank.remove(0, gone)
+    await residence.load(ExpertRange(1, 0, 2))
+    assert residence.held_bytes == residence.bank.used_bytes == 4 * large_bytes
+    residence.bank.close()
 
 
 def test_wide_models_get_narrow_batches(source: Source, device: Device) -> None:

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from swarmnode.compute.bank import ExpertBank
 from swarmnode.errors import UsageError
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.node.worker import steward_of
@@ -99,6 +100,33 @@ async def test_less_memory_is_taken_when_told_and_more_again(tiny_model: Path, t
         steward.wish(budget_bytes=16 * EXPERT_BYTES)
         await world.swarm.until(lambda: world.n_served == 16, timeout_s=600)
         assert (await world.swarm.generate(PROMPT, 6))[0] == tokens
+
+
+@pytest.mark.parametrize("n_started", [32, 40])
+@pytest.mark.parametrize("n_left", [1, 11, 18, 30, 31])
+async def test_free_slots_count_in_the_limit(
+    n_left: int, n_started: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that go leave holes wherever their experts were: whether the budget has room to copy what is between them
+    (40) or has none (32), the memory itself comes within the limit, and stays."""
+    monkeypatch.setattr(ExpertBank, "reserve", lambda self, layout, n_experts: None)  # slots as they come
+    async with open_world(tiny_model, tmp_path, n_started) as (world, steward):
+        residence = world.worker.service.residence
+        assert residence is not None
+        assert residence.n_experts == 32
+        alone, _ = await world.swarm.generate(PROMPT, 6)
+        limit_bytes = n_left * EXPERT_BYTES + EXPERT_BYTES // 2
+        steward.wish(budget_bytes=limit_bytes)
+        await world.swarm.until(lambda: residence.bank.used_bytes <= limit_bytes, timeout_s=60)
+        for _ in range(60):
+            await trio.sleep(1)
+            assert residence.held_bytes <= residence.bank.used_bytes <= limit_bytes
+        assert residence.n_experts > n_left - 4, "what went without need is there again"
+        told: Lending = world.of(Lending)[-1]
+        assert (told.held_bytes, told.memory_bytes) == (residence.held_bytes, residence.bank.used_bytes)
+        tokens, account = await world.swarm.generate(PROMPT, 6)
+        assert tokens == alone
+        assert account.remote > 0
 
 
 async def test_it_steps_back_while_memory_is_short_and_comes_back(tiny_model: Path, tmp_path: Path) -> None:
