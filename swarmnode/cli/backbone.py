@@ -12,6 +12,7 @@ from typing import Literal, cast, get_args
 import click
 import trio
 
+from swarmnode.cli.checked import Checked
 from swarmnode.cli.common import (
     DEFAULT_API,
     DEFAULT_NETWORK,
@@ -31,8 +32,10 @@ from swarmnode.cli.common import (
     membership_of,
     network_option,
     parse_host_port,
+    place_type,
     say,
     secret_option,
+    wrong_usage,
 )
 from swarmnode.cli.logs import log_event, logging_options, set_up_logging
 from swarmnode.cli.progress import Progress
@@ -55,6 +58,7 @@ from swarmnode.services.reports import (
     Waiting,
     WorkerChanged,
 )
+from swarmnode.weights.catalog import resolve_model
 
 
 @click.command("backbone", cls=Verb)
@@ -63,20 +67,22 @@ from swarmnode.services.reports import (
 )
 @click.option(
     "--listen",
+    type=place_type(DEFAULT_SWARM_PORT),
     default=f"127.0.0.1:{DEFAULT_SWARM_PORT}",
     show_default=True,
     help=f"Where workers dial; 0.0.0.0:{DEFAULT_SWARM_PORT} lets other machines in.",
 )
 @click.option(
     "--api",
+    type=place_type(8790),
     default=DEFAULT_API,
     show_default=True,
     help="Where the HTTP API listens; for other machines, which need a key (`swarmnode key new`): 0.0.0.0:8790.",
 )
 @click.option(
     "--cors",
+    type=Checked("ORIGIN", lambda origin: checked_origins((origin,))),
     multiple=True,
-    metavar="ORIGIN",
     help="Let web pages of this origin (https://chat.example) use the API; several times. *: all, with a key.",
 )
 @advertise_option
@@ -165,31 +171,33 @@ def command(
     """
     set_up_logging(verbose, as_json=log_json)
     folders = folders_of(home)
-    member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
-    config = _config_of(threads, deadline_ms, send, local_budget)
-    config = replace(
-        config,
-        engine=_engine_of(config.engine, speculate),
-        models=replace(config.models, repack=repack),
-        api=replace(config.api, cors=checked_origins(cors)),
-    )
-    options = BackboneOptions(
-        folders=folders,
-        network=member.network,
-        secret=member.secret,
-        bootstrap=member.peers,
-        lan=lan,
-        listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
-        advertise=advertised_of(advertise),
-        allowed=allowed_of(allow),
-        device=device,
-        config=config,
-        model=model,
-        api=parse_host_port(api, 8790),
-        form=_form_of(exact, q8),
-        n_ctx=context,
-        n_slots=slots,
-    )
+    with wrong_usage():
+        member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
+        resolve_model(model, folders.models)
+        config = _config_of(threads, deadline_ms, send, local_budget)
+        config = replace(
+            config,
+            engine=_engine_of(config.engine, speculate),
+            models=replace(config.models, repack=repack),
+            api=replace(config.api, cors=checked_origins(cors)),
+        )
+        options = BackboneOptions(
+            folders=folders,
+            network=member.network,
+            secret=member.secret,
+            bootstrap=member.peers,
+            lan=lan,
+            listen=parse_host_port(listen, DEFAULT_SWARM_PORT),
+            advertise=advertised_of(advertise),
+            allowed=allowed_of(allow),
+            device=device,
+            config=config,
+            model=model,
+            api=parse_host_port(api, 8790),
+            form=_form_of(exact, q8),
+            n_ctx=context,
+            n_slots=slots,
+        )
     private = "" if member.secret is None else " --secret FILE"
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
     show = log_event if log_json else _Face(named + private).show

@@ -2,7 +2,7 @@
 
 Exit codes: 0 all went well (so ends a backbone or worker that ran until Ctrl-C, SIGTERM or `swarmnode leave`);
 1 something failed (the line says what and what to do); 2 wrong usage: the command line, the environment or the settings
-file (click's own); 130 Ctrl-C ended any other command, or one that did not run yet.
+file (click's own; `wrong_usage`, cli/checked); 130 Ctrl-C ended any other command, or one that did not run yet.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import functools
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -19,11 +20,12 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from swarmnode.cli import STOPPED
+from swarmnode.cli.checked import Checked, CheckedFile, check_device
 from swarmnode.config import Config, Folders
-from swarmnode.errors import SwarmError, UsageError, first_error
+from swarmnode.errors import LocalError, MissingExtraError, SwarmError, UsageError, first_error
 from swarmnode.identity import NodeId
 from swarmnode.net.address import PeerAddress, split_host_port
-from swarmnode.net.bootstrap import find_peers
+from swarmnode.net.bootstrap import check_source, find_peers
 from swarmnode.net.invite import checked_network
 from swarmnode.net.list_file import read_allowed
 from swarmnode.net.secret_file import read_secret
@@ -78,7 +80,7 @@ def network_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--network NAME`: nodes of different networks never talk."""
     return click.option(
         "--network",
-        metavar="NAME",
+        type=Checked("NAME", checked_network),
         show_default=f"{DEFAULT_NETWORK}, or what the link given says",
         help="Name of the network; others are not talked to.",
     )(function)
@@ -89,7 +91,7 @@ def secret_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--secret",
         "secret_file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=CheckedFile(read_secret),
         metavar="FILE",
         help="The secret of a private network; only nodes that have it can connect. "
         "`swarmnode invite --new-secret FILE` makes one.",
@@ -100,8 +102,8 @@ def advertise_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--advertise HOST:PORT`: where others reach this node."""
     return click.option(
         "--advertise",
+        type=Checked("HOST:PORT", lambda text: advertised_of([text])),
         multiple=True,
-        metavar="HOST:PORT",
         help="An address at which others reach this node (a forwarded port, say); several times.",
     )(function)
 
@@ -147,6 +149,25 @@ def clear_errors(function: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Around what a verb makes of its options before anything runs: a UsageError ends as click's own do, with 2.
+
+    Later ones end with 1: they may be over when a service starts the node again, as a port that is taken may be.
+    """
+    try:
+        yield
+    except MissingExtraError:
+        raise  # the settings are right; the installation is not
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def place_type(default_port: int) -> Checked:
+    """The type of an option that says where to listen."""
+    return Checked("HOST:PORT", lambda text: parse_host_port(text, default_port))
+
+
 def parse_host_port(text: str, default_port: int) -> tuple[str, int]:
     """Host and port of "host:port", "host", ":port" or "[v6]:port"; raises click.BadParameter."""
     host, port = text, ""
@@ -181,8 +202,8 @@ def bootstrap_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--bootstrap SOURCE`, several times."""
     return click.option(
         "--bootstrap",
+        type=Checked("SOURCE", check_source),
         multiple=True,
-        metavar="SOURCE",
         help="swarm://NODEID@HOST:PORT or an invitation's link, a file of addresses, the https:// address of such a "
         "list, or dns:NAME; may be given several times.",
     )(function)
@@ -192,7 +213,7 @@ def allow_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--allow FILE`: who may dial this node."""
     return click.option(
         "--allow",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=CheckedFile(read_allowed),
         metavar="FILE",
         help="Only these nodes may dial this one: an id a line, # comments.",
     )(function)
@@ -200,9 +221,11 @@ def allow_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def compute_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--device NAME` and `--threads N`."""
-    function = click.option("--device", help="ggml device; default: the best (see `swarmnode doctor`).")(
-        function
-    )
+    function = click.option(
+        "--device",
+        type=Checked("NAME", check_device),
+        help="ggml device; default: the best (see `swarmnode doctor`).",
+    )(function)
     return click.option(
         "--threads", type=click.IntRange(0, 512), default=0, show_default="all cores", help="CPU threads."
     )(function)
@@ -234,7 +257,7 @@ def membership_of(
 
     The peers of --bootstrap, else SWARMNODE_BOOTSTRAP, else the settings folder's peers.txt; the secret of --secret,
     else a link's, else SWARMNODE_SECRET, else the settings folder's network.secret. UsageError if a link and an option
-    disagree, or if no list could be fetched and there is nobody else to meet: met earlier, or on the LAN.
+    disagree; LocalError if no list could be fetched and there is nobody else to meet: met earlier, or on the LAN.
     """
     found = find_peers(bootstrap, os.environ, folders.settings / "peers.txt", cache=folders.cache)
     for warning in found.warnings:
@@ -252,7 +275,7 @@ def membership_of(
     if found.failure:
         has_others = lan or folders.address_book(network_tag(name, secret)).exists()
         if not has_others:
-            raise UsageError(
+            raise LocalError(  # no fault of the settings: the next try may fetch it
                 f"{found.failure}; try again, or name a node: --bootstrap swarm://NODEID@HOST:PORT"
             )
         complain(f"warning: {found.failure}; going on with {'the LAN and ' if lan else ''}nodes met earlier")

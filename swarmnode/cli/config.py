@@ -16,7 +16,8 @@ from swarmnode.cli.logs import hide_secrets
 from swarmnode.cli.settings import FILE_NAME, read_settings
 from swarmnode.cli.verb import Origin, Verb, origins
 from swarmnode.errors import MissingExtraError, UsageError
-from swarmnode.net.bootstrap import ENVIRONMENT_VARIABLE
+from swarmnode.net.bootstrap import ENVIRONMENT_VARIABLE, check_source, sources_of
+from swarmnode.wire.secret import NetworkSecret
 
 SHOWN = ("backbone", "join")
 """Without a verb: those that run for long."""
@@ -89,8 +90,22 @@ def _unnamed(items: list[Origin]) -> list[Origin]:
         is_used = option in names and names[option].source == "default" and os.environ.get(variable)
         if is_used:
             value = "[hidden]" if option == "secret" else os.environ[variable]
-            found.append(Origin(variable, value, f"environment {variable}"))
+            found.append(Origin(variable, value, f"environment {variable}", _problem(variable)))
     return found
+
+
+def _problem(variable: str) -> str:
+    """Why the verb would refuse what stands in one of these variables; "" if it would not."""
+    text = os.environ[variable].strip()
+    try:
+        if variable == SECRET_VARIABLE:
+            NetworkSecret.parse(text)
+        else:
+            for source in sources_of(text):
+                check_source(source)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _print(verb: str, items: list[Origin]) -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 import click
 import trio
 
+from swarmnode.cli.checked import Checked
 from swarmnode.cli.common import (
     DEFAULT_SWARM_PORT,
     advertise_option,
@@ -26,7 +27,9 @@ from swarmnode.cli.common import (
     membership_of,
     network_option,
     parse_host_port,
+    place_type,
     secret_option,
+    wrong_usage,
 )
 from swarmnode.cli.join_face import JoinFace
 from swarmnode.cli.logs import logging_options, set_up_logging
@@ -45,6 +48,7 @@ from swarmnode.wire.secret import network_tag
 @bootstrap_option
 @click.option(
     "--listen",
+    type=place_type(DEFAULT_SWARM_PORT),
     default="0.0.0.0:0",
     show_default=True,
     help="Where other nodes may dial this one, HOST:PORT; port 0: the last run's, or a free one.",
@@ -56,8 +60,8 @@ from swarmnode.wire.secret import network_tag
 @max_rows_option
 @click.option(
     "--hours",
+    type=Checked("A-B", Hours.parse),
     multiple=True,
-    metavar="A-B",
     help="Lend at these hours only, local time: 22:00-07:00; several times.",
 )
 @click.option(
@@ -108,31 +112,33 @@ def command(
     return_freed_memory()
     set_up_logging(verbose, as_json=log_json)
     folders = folders_of(home)
-    member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
-    remembered = folders.address_book(network_tag(member.network, member.secret))
-    if not (member.peers or lan or remembered.exists() or listen != "0.0.0.0:0"):
-        raise UsageError(
-            "no peer is known: give --bootstrap swarm://NODEID@HOST:PORT (a backbone prints its address), "
-            f"set SWARMNODE_BOOTSTRAP, write a list into {folders.settings / 'peers.txt'}, or look around with --lan"
+    with wrong_usage():
+        member = membership_of(bootstrap, network, secret_file, folders, lan=lan)
+        remembered = folders.address_book(network_tag(member.network, member.secret))
+        if not (member.peers or lan or remembered.exists() or listen != "0.0.0.0:0"):
+            raise UsageError(
+                "no peer is known: give --bootstrap swarm://NODEID@HOST:PORT (a backbone prints its address), "
+                f"set SWARMNODE_BOOTSTRAP, write a list into {folders.settings / 'peers.txt'}, "
+                "or look around with --lan"
+            )
+        if allow is not None and no_listen:
+            raise UsageError("--allow says who may dial this node, but with --no-listen nobody can")
+        options = WorkerOptions(
+            folders=folders,
+            network=member.network,
+            secret=member.secret,
+            bootstrap=member.peers,
+            lan=lan,
+            listen=None if no_listen else parse_host_port(listen, DEFAULT_SWARM_PORT),
+            advertise=advertised_of(advertise, listens=not no_listen),
+            allowed=allowed_of(allow),
+            device=device,
+            config=config_of(threads, None, max_rows),
+            budget_bytes=budget,
+            hours=tuple(Hours.parse(text) for text in hours),
+            on_battery=on_battery,
+            keep_free_bytes=keep_free,
         )
-    if allow is not None and no_listen:
-        raise UsageError("--allow says who may dial this node, but with --no-listen nobody can")
-    options = WorkerOptions(
-        folders=folders,
-        network=member.network,
-        secret=member.secret,
-        bootstrap=member.peers,
-        lan=lan,
-        listen=None if no_listen else parse_host_port(listen, DEFAULT_SWARM_PORT),
-        advertise=advertised_of(advertise, listens=not no_listen),
-        allowed=allowed_of(allow),
-        device=device,
-        config=config_of(threads, None, max_rows),
-        budget_bytes=budget,
-        hours=tuple(Hours.parse(text) for text in hours),
-        on_battery=on_battery,
-        keep_free_bytes=keep_free,
-    )
     face = JoinFace(as_json=log_json)
     try:
         trio.run(partial(run_worker, options, face.show))

@@ -60,7 +60,7 @@ def find_peers(
     """
     items, name = list(arguments), "--bootstrap"
     if not items:
-        items = [item for item in re.split(r"[,\s]+", environment.get(ENVIRONMENT_VARIABLE, "")) if item]
+        items = sources_of(environment.get(ENVIRONMENT_VARIABLE, ""))
         name = ENVIRONMENT_VARIABLE
     if not items:
         return Bootstrap(read_list(default_list)) if default_list.exists() else Bootstrap()
@@ -69,6 +69,17 @@ def find_peers(
     by_source = {found.source: found for found in lists}
     invites = [_invite(item, name, by_source) for item in items]
     return _together(invites, lists)
+
+
+def sources_of(text: str) -> list[str]:
+    """The sources that SWARMNODE_BOOTSTRAP names."""
+    return [item for item in re.split(r"[,\s]+", text) if item]
+
+
+def check_source(text: str) -> None:
+    """UsageError for a `--bootstrap` that cannot be right. Nothing is fetched, nobody dialled."""
+    if not is_remote(text.strip()):
+        _invite(text, "--bootstrap", {})
 
 
 def read_list(path: Path) -> tuple[PeerAddress, ...]:

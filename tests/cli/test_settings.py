@@ -18,6 +18,7 @@ from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.invite import Invite
+from swarmnode.net.secret_file import create_secret
 from swarmnode.wire.secret import NetworkSecret
 
 SECRET = NetworkSecret(bytes(range(32)))
@@ -86,14 +87,18 @@ def test_a_verb_is_run_with_them(home: Path) -> None:
 def test_home_chooses_the_file(home: Path, tmp_path: Path) -> None:
     write(home, '[join]\nbudget = "3MB"\n')
     elsewhere = tmp_path / "elsewhere"
-    assert run("join", "--home", str(home), home=elsewhere).exit_code == 1
-    assert run("join", home=elsewhere).exit_code == 2
+    assert run("join", "--home", str(home), home=elsewhere).exit_code == 2
+    assert "no peer is known" in run("join", "--home", str(home), home=elsewhere).output
+    assert "--budget" in run("join", home=elsewhere).output
     found = run("config", "show", "--home", str(home), "join", home=elsewhere)
     assert "[join] budget" in found.output
 
 
-def test_names_of_files_are_seen_from_the_file(home: Path) -> None:
+def test_names_of_files_are_seen_from_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
     path = write(home, 'secret = "home.secret"\n[join]\nbudget = 3000000\nallow = "~/ids"\n')
+    create_secret(path.parent / "home.secret")
+    (home / "ids").write_text(f"{LINK[8:60]}\n")
     found = shown(home, "join")
     assert found["secret"][0] == str(path.parent / "home.secret")
     assert found["allow"][0] == os.path.expanduser("~/ids")
@@ -143,6 +148,36 @@ def test_values_that_would_be_refused_are_shown(home: Path) -> None:
     assert "refused: '3X' is not a size" in result.output
     told = run("config", "show", "join", "--threads", "x", home=home)
     assert "refused: 'x' is not a valid integer" in told.output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--hours", "25"], "'25' are no hours"),
+        (["--bootstrap", "bad"], "neither an address"),
+        (["--secret", "nofile"], "cannot read the network secret nofile"),
+        (["--allow", "nofile"], "cannot read the list of allowed nodes nofile"),
+        (["--device", "foo"], "no device named 'foo'"),
+        (["--listen", "h:x"], "write HOST:PORT"),
+        (["--advertise", "h"], "write HOST:PORT"),
+    ],
+)
+def test_config_show_refuses_what_the_verb_refuses(home: Path, options: list[str], says: str) -> None:
+    result = run("config", "show", "join", *options, home=home)
+    assert result.exit_code == 2
+    assert f"refused: {says}" in result.output or ("refused: " in result.output and says in result.output)
+
+
+def test_config_show_looks_at_the_variables_that_are_no_options(home: Path) -> None:
+    for variable, says in {"SWARMNODE_BOOTSTRAP": "neither an address", "SWARMNODE_SECRET": "secret"}.items():
+        result = run("config", "show", "join", home=home, **{variable: "bad"})
+        assert result.exit_code == 2
+        assert says in result.output.partition("refused: ")[2]
+
+
+def test_a_list_elsewhere_is_not_fetched_to_show_it(home: Path) -> None:
+    link = "https://nowhere.invalid/peers.txt"
+    assert shown(home, "join", "--bootstrap", link)["bootstrap"] == ([link], "command line")
 
 
 def test_secrets_are_not_shown(home: Path) -> None:

@@ -18,7 +18,7 @@ from gguf import GGUFReader
 from swarmnode.cli import BACKBONE_LIBRARIES, VERBS, main
 from swarmnode.cli.common import clear_errors, membership_of, parse_host_port, visible
 from swarmnode.config import Folders
-from swarmnode.errors import UsageError
+from swarmnode.errors import LocalError, UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.node.common import hold_key
 from swarmnode.weights.catalog import bundled_model
@@ -122,27 +122,22 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
     [
         (["join", "--budget", "1x"], 2, "not a size"),
         (["join"], 2, "--budget"),
-        (["join", "--budget", "3MB"], 1, "no peer is known"),
-        (["join", "--budget", "3MB", "--bootstrap", "nonsense"], 1, "neither an address"),
-        (["join", "--budget", "3MB", "--bootstrap", "swarm://abc@h:1"], 1, "52 characters"),
-        (["join", "--budget", "3MB", "--listen", ":1", "--allow", "no-such-file"], 1, "cannot read the list"),
-        (
-            ["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--no-listen", "--allow", "list"],
-            1,
-            "--no-listen nobody",
-        ),
-        (["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--advertise", "foo"], 1, "write HOST:PORT"),
-        (["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--advertise", "foo:0"], 1, "is not a port"),
-        (["backbone", "--advertise", "::1"], 1, "write HOST:PORT"),
+        (["join", "--budget", "3MB"], 2, "no peer is known"),
+        (["join", "--budget", "3MB", "--bootstrap", "nonsense"], 2, "neither an address"),
+        (["join", "--budget", "3MB", "--bootstrap", "swarm://abc@h:1"], 2, "52 characters"),
+        (["join", "--budget", "3MB", "--listen", ":1", "--allow", "no-such-file"], 2, "cannot read the list"),
+        (["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--advertise", "foo"], 2, "write HOST:PORT"),
+        (["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--advertise", "foo:0"], 2, "is not a port"),
+        (["backbone", "--advertise", "::1"], 2, "write HOST:PORT"),
         (
             ["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--no-listen", "--advertise", "foo:1"],
-            1,
+            2,
             "--no-listen nobody",
         ),
-        (["backbone", "--allow", "no-such-file"], 1, "cannot read the list of allowed nodes"),
-        (["backbone", "--api", "127.0.0.1:0", "--model", "no-such-model"], 1, "no file and no known model"),
+        (["backbone", "--allow", "no-such-file"], 2, "cannot read the list of allowed nodes"),
+        (["backbone", "--api", "127.0.0.1:0", "--model", "no-such-model"], 2, "no file and no known model"),
         (["backbone", "--api", "0.0.0.0:1"], 1, "swarmnode key new"),
-        (["backbone", "--cors", "https://a.example/path"], 1, "write https://HOST"),
+        (["backbone", "--cors", "https://a.example/path"], 2, "write https://HOST"),
         (["backbone", "--listen", "127.0.0.1:xyz"], 2, "HOST:PORT"),
         (["backbone", "--listen", "127.0.0.1:٣"], 2, "HOST:PORT"),
         (["backbone", "--send", "never"], 2, "'auto', 'always'"),
@@ -156,6 +151,10 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["generate", "bad\udcff"], 1, "not valid UTF-8"),
         (["backbone", "--listen", "a..b:1", "--api", "127.0.0.1:0"], 1, "cannot listen"),
         (["identity", "--home", "x" * 300], 1, "File name too long"),
+        (["join", "--budget", "3MB", "--hours", "25"], 2, "are no hours"),
+        (["join", "--budget", "3MB", "--bootstrap", ADDRESS, "--device", "foo"], 2, "no device named 'foo'"),
+        (["join", "--budget", "3MB", "--secret", "no-such-file"], 2, "cannot read the network secret"),
+        (["backbone", "--network", "n" * 300], 2, "a network name has"),
         (["nonsense"], 2, "No such command"),
     ],
 )
@@ -166,6 +165,15 @@ def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], code:
     assert "Traceback" not in result.output
 
 
+def test_a_list_of_who_may_dial_needs_a_node_that_listens(tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.write_text(f"{NodeKey.from_seed(bytes(32)).node_id}\n")
+    options = ["--bootstrap", ADDRESS, "--no-listen", "--allow", str(allowed)]
+    result = run("join", "--budget", "3MB", *options, home=tmp_path)
+    assert result.exit_code == 2
+    assert "--no-listen nobody" in result.output
+
+
 def test_lists_that_cannot_be_fetched_stop_nobody_who_knows_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,14 +181,14 @@ def test_lists_that_cannot_be_fetched_stop_nobody_who_knows_others(
         monkeypatch.delenv(name, raising=False)
     folders = Folders.under(tmp_path)
     lists = ["http://127.0.0.1:1/peers.txt"]
-    with pytest.raises(UsageError, match=r"peers\.txt: refused: .*; try again, or name a node: --bootstrap"):
+    with pytest.raises(LocalError, match=r"peers\.txt: refused: .*; try again, or name a node: --bootstrap"):
         membership_of(lists, "home", None, folders, lan=False)
     assert membership_of(lists, "home", None, folders, lan=True).peers == ()
     book = folders.address_book(network_tag("home", None))
     book.parent.mkdir(parents=True, exist_ok=True)
     book.touch()
     assert membership_of(lists, "home", None, folders, lan=False).peers == ()
-    with pytest.raises(UsageError, match="name a node"):
+    with pytest.raises(LocalError, match="name a node"):
         membership_of(lists, "another", None, folders, lan=False)
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 2
