@@ -46,7 +46,11 @@ def list_models(home: Path | None) -> None:
     """
     folders = folders_of(home)
     bundled = bundled_model()
-    found = [(model.name, model.n_bytes, model.path) for model in known_models(folders.models)]
+    found = [
+        (model.name, model.n_bytes, model.path)
+        for model in known_models(folders.models)
+        if model.path.resolve() != bundled.resolve()
+    ]
     for name, n_bytes, path in [(bundled.stem, bundled.stat().st_size, bundled), *found]:
         say(f"{name:<40} {format_bytes(n_bytes):>9}  {'bundled' if path == bundled else path}")
     say(f"More: swarmnode models add FILE.gguf, or put them into {own_folder(folders)}")

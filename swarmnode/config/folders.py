@@ -32,7 +32,7 @@ class Folders:
 
     @property
     def models(self) -> tuple[Path, ...]:
-        """Where models are looked for by name: the current folder and `models` in the cache folder."""
+        """Where models are looked for by name: the current folder (not below it), `models` in the cache folder."""
         return Path(), self.cache / "models"
 
     @property

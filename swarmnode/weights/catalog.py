@@ -12,7 +12,8 @@ from swarmnode.errors import UsageError
 from swarmnode.weights.parts import split_name
 
 MAX_DEPTH = 3
-"""Folders below a model folder that are looked into: publishers put each quantisation in a folder of its own."""
+"""Folders below a model folder that are looked into: publishers put each quantisation in a folder of its own. Below the
+current folder none is: it may be anything, a home folder with clones of this repository, say."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def known_models(folders: Iterable[Path]) -> tuple[KnownModel, ...]:
         KnownModel(stem, numbered[min(numbered)], sum(path.stat().st_size for path in numbered.values()))
         for (_, stem), numbered in parts.items()
     ]
-    return tuple(sorted(models, key=lambda model: (model.name.lower(), model.path)))
+    return tuple(sorted(_each_once(models), key=lambda model: (model.name.lower(), model.path)))
 
 
 def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ()) -> Path:
@@ -66,6 +67,8 @@ def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ())
     models = known_models([*folders, path] if path.is_dir() else folders)
     wanted = str(name_or_path).lower()
     fitting = [model for model in models if model.name.lower() == wanted]
+    if not fitting and not path.is_dir():
+        fitting = [model for model in known_models([_bundled_folder()]) if model.name.lower() == wanted]
     fitting = fitting or [model for model in models if model.name.lower().startswith(wanted)]
     if path.is_dir() and not fitting:
         fitting = [model for model in models if path in model.path.parents]
@@ -80,14 +83,23 @@ def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ())
     raise UsageError(f"{name_or_path} {problem}; known (in {looked}):{listed}")
 
 
+def _each_once(models: Iterable[KnownModel]) -> Iterable[KnownModel]:
+    """A file by one path only, the first: a link to it by the same name is no second model."""
+    found: dict[tuple[str, Path], KnownModel] = {}
+    for model in models:
+        found.setdefault((model.name, model.path.resolve()), model)
+    return found.values()
+
+
 def _bundled_folder() -> Path:
     return Path(str(resources.files("swarmnode"))) / "data"
 
 
 def _ggufs(folder: Path) -> Iterator[Path]:
+    max_depth = 0 if folder == Path() else MAX_DEPTH
     for parent, folders, names in os.walk(folder):
         depth = len(Path(parent).relative_to(folder).parts)
-        folders[:] = sorted(folders) if depth < MAX_DEPTH else []
+        folders[:] = sorted(folders) if depth < max_depth else []
         for name in sorted(names):
             path = Path(parent, name)
             if name.endswith(".gguf") and not name.startswith("mmproj") and path.is_file():

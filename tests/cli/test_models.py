@@ -48,6 +48,11 @@ def test_add_list_show_remove(model: Path, tmp_path: Path) -> None:
     assert "is no model in" in run(home, "remove", "tiny", "--yes").output
 
 
+def test_the_bundled_file_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bundled_model().parent)
+    assert run(tmp_path, "list").output.count(bundled_model().stem) == 1
+
+
 def test_a_copy_is_a_file_of_its_own(model: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert "copied" in run(home, "add", "--copy", str(model)).output

@@ -86,6 +86,32 @@ def test_the_bundled_model_has_a_name_unless_a_folder_has_it(folder: Path) -> No
     assert resolve_model(bundled.stem, [folder]) == own
 
 
+def test_below_the_current_folder_nothing_is_looked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside two clones of this repository the bundled model's name once fitted two models."""
+    bundled = resolve_model(None)
+    for clone in ("one", "two"):
+        (folder / clone / "data").mkdir(parents=True)
+        (folder / clone / "data" / bundled.name).touch()
+    monkeypatch.chdir(folder)
+    assert [model.name for model in known_models([Path()])] == ["olmoe-Q4_0", "olmoe-Q8_0"]
+    assert resolve_model(bundled.stem, [Path()]) == bundled
+
+
+def test_a_whole_name_is_the_bundled_models_and_no_beginning_of_another(folder: Path) -> None:
+    bundled = resolve_model(None)
+    (folder / f"{bundled.stem}-large.gguf").touch()
+    assert resolve_model(bundled.stem, [folder]) == bundled
+    assert resolve_model(bundled.stem[:-1], [folder]).name == f"{bundled.stem}-large.gguf"
+
+
+def test_a_link_to_a_file_by_the_same_name_is_no_second_model(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "olmoe-Q4_0.gguf").symlink_to(folder / "olmoe-Q4_0.gguf")
+    assert resolve_model("olmoe-q4", [folder, tmp_path / "cache"]) == folder / "olmoe-Q4_0.gguf"
+
+
 def test_description_adds_up(tmp_path: Path) -> None:
     model = TinyModel(
         n_layer=4,
