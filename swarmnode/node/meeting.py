@@ -93,6 +93,7 @@ def prepare_meeting(
         rng,
         connections=connections,
         on_met=lambda address, peer: keeper.met(address),
+        waits_for_others="backbone" in endpoint.settings.roles,
     )
     contacts.add(options.bootstrap)
     contacts.add(book.to_dial(), Source.REMEMBERED)

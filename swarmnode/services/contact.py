@@ -47,8 +47,10 @@ class Contacts:
         *,
         connections: Connections | None = None,
         on_met: OnMet | None = None,
+        waits_for_others: bool = False,
     ) -> None:
-        """`connections`: the node's registry, shared with what serves inbound connections."""
+        """`connections`: the node's registry, shared with what serves inbound connections. `waits_for_others`: this
+        node is there to be dialled, as a backbone is; whoever it remembers is dialled, but no news."""
         self._transport = transport
         self._endpoint = endpoint
         self._handlers = handlers
@@ -56,6 +58,7 @@ class Contacts:
         self._config = config
         self._report = report
         self._on_met = on_met
+        self._waits_for_others = waits_for_others
         own = endpoint.credentials.node_id
         self._connections = (
             Connections(own, config, trio.current_time) if connections is None else connections
@@ -107,7 +110,17 @@ class Contacts:
         """A dial that loses against this connection (see Connections) is given up; one that wins goes on."""
         if is_connected and peer.node_id < self._endpoint.credentials.node_id:
             self._give_up(self._plan.get(peer.node_id))
+        if not is_connected:
+            self._note_goodbye(peer)
         self._changed.set()
+
+    def _note_goodbye(self, peer: Peer) -> None:
+        """Who said that it leaves is not asked at once whether it is back: it will dial a node that waits for it."""
+        target = self._plan.get(peer.node_id)
+        if target is None or not self._waits_for_others or target.source is not Source.REMEMBERED:
+            return
+        if peer.ended is not None and peer.ended.code == "leaving":
+            self._plan.left(target, trio.current_time())
 
     def _give_up(self, target: Target | None) -> None:
         if target in self._scopes:
@@ -223,9 +236,11 @@ class Contacts:
             self._report(Waiting(f"none of {n_targets} nodes answers yet; {text}", pause_s))
 
     def _is_of_interest(self, target: Target) -> bool:
-        """Whether people are told of dials: to whom they named, and to everybody while nobody is connected. The
-        others are many, and often gone."""
-        return Source.LISTED in target.sources or not self._connections.connected
+        """Whether people are told of dials: to whom they named, and to everybody while a node that looks for others
+        is connected with nobody. The others are many, and often gone."""
+        if Source.LISTED in target.sources:
+            return True
+        return not self._waits_for_others and not self._connections.connected
 
 
 def _name(address: PeerAddress) -> str:

@@ -177,6 +177,11 @@ class DialPlan:
         target.delay_s = min(2 * target.delay_s, self._config.redial_max_s)
         return pause_s
 
+    def left(self, target: Target, now_s: float) -> None:
+        """The node said that it leaves: its next pause is the longest."""
+        target.delay_s = self._config.redial_max_s
+        target.due_s = now_s + self._rng.uniform(0.5, 1.0) * target.delay_s
+
     def postpone(self, target: Target, now_s: float) -> None:
         """Not the node's fault: the dial was given up, or the other side's was kept."""
         target.dialling_since_s = None

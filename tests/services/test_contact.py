@@ -144,6 +144,7 @@ class Node:
         *,
         config: ContactConfig = CONFIG,
         rng: int = 0,
+        waits: bool = False,
     ) -> None:
         self.name = f"node{seed}"
         self.endpoint = endpoint(seed, "worker")
@@ -165,6 +166,7 @@ class Node:
             random.Random(rng),
             connections=self.connections,
             on_met=lambda address, peer: self.met.append(address),
+            waits_for_others=waits,
         )
 
     async def attend(self, peer: Peer) -> None:
@@ -389,6 +391,38 @@ async def test_remembered_nodes_are_dialled_when_no_other_answers() -> None:
         network.partition([me.name], [listed.name])
         network.break_all(listed.name)
         assert await until(lambda: me.is_connected_to(remembered)) < 60 + 10
+
+
+async def test_a_node_that_waits_to_be_dialled_tells_nobody_of_its_book() -> None:
+    """A backbone whose workers had left once printed dials of them, 45 lines in 80 s."""
+    async with nodes(1) as (network, (named,)), trio.open_nursery() as nursery:
+        me = Node(network, 9, nursery, waits=True)
+        me.contacts.add(strangers(1), Source.REMEMBERED)
+        me.start()
+        await trio.sleep(60)
+        assert (me.log.dials, me.log.waits) == ([], [])
+        me.contacts.add([named.address])
+        await until(lambda: me.is_connected_to(named))
+        assert me.log.dials == [f"{named.name} port 1"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_said_goodbye_to_a_node_that_waits_is_not_dialled_at_once() -> None:
+    async with nodes(1) as (network, (worker,)), trio.open_nursery() as nursery:
+        me = Node(network, 9, nursery, waits=True)
+        await me.listen()
+        worker.contacts.add([me.address])
+        worker.start()
+        await until(lambda: worker.is_connected_to(me))
+        me.contacts.add([worker.address], Source.REMEMBERED)
+        me.start()
+        worker.contacts.remove([me.node_id])
+        worker.attended[0].close("leaving")
+        await until(lambda: not me.is_connected_to(worker))
+        left_s = trio.current_time()
+        await until(lambda: me.is_connected_to(worker))
+        assert trio.current_time() - left_s >= CONFIG.redial_max_s / 2
+        nursery.cancel_scope.cancel()
 
 
 async def test_without_any_list_remembered_nodes_are_dialled_at_once() -> None:
