@@ -94,12 +94,20 @@ def _head(state: dict[str, Any]) -> Iterator[str]:
     yield _fit(f"this node  {own['node']}")
     holds = "all experts, for others to fetch" if own["seeds"] else f"{own['serving']} experts"
     yield _fit(f"           {', '.join(own['roles'])} on {own['device']}; holds {holds}")
-    for number, address in enumerate(own["addresses"] or ["none: only nodes that it dials are met"]):
+    for number, address in enumerate(own["addresses"] or [_no_address(own)]):
         yield _fit(f"{'           ' if number else 'addresses  '}{address}")
     yield _fit(f"reachable  {_reachability(own)}")
     yield _fit(f"connected  {own['connected']} nodes; {own['neighbours']} gossip neighbours")
     if own["key_conflict"]:
         yield _fit("WARNING    another node runs with this node's key: stop one of the two")
+
+
+def _no_address(own: dict[str, Any]) -> str:
+    """Of a node that tells none: it listens on every address and has met nobody on one, or it does not listen."""
+    port = own.get("listens_everywhere")  # not told by older backbones
+    if port is None:
+        return "none: only nodes that it dials are met"
+    return f"all of this machine, port {port}; which one others use is not known yet"
 
 
 def _reachability(own: dict[str, Any]) -> str:
@@ -167,14 +175,14 @@ def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
     roles = ", ".join(f"{count} {role}" for role, count in sorted(state["roles"].items()))
     yield _fit(f"nodes      {state['nodes_known']} others known{f': {roles}' if roles else ''}")
     if nodes:
-        yield "   name     role      device state     experts   budget  known  address"
+        yield "   name     role      device state      experts   budget  known address"
     for node in nodes[:max_nodes]:
         mark = _mark(node)
         budget = format_bytes(node["capacity_bytes"]) if node["capacity_bytes"] else ""
-        what = f"{'+'.join(node['roles'])[:9]:<9} {node['device'][:6]:<6} {node['state'][:8]:<8}"
+        what = f"{'+'.join(node['roles'])[:9]:<9} {node['device'][:6]:<6} {node['state'][:11]:<11}"
         address = node["addresses"][0] if node["addresses"] else "-"
         yield _fit(
-            f" {mark} {node['name']} {what} {node['serving']:>7} {budget:>8} {_age(node['known_s']):>6}  {address}"
+            f" {mark} {node['name']} {what} {node['serving']:>6} {budget:>8} {_age(node['known_s']):>6} {address}"
         )
     if more := state["nodes_known"] - min(len(nodes), max_nodes):
         yield f"   and {more} more{' (--all)' if len(nodes) > max_nodes else ''}"

@@ -64,6 +64,7 @@ class GossipState:
             "device": "" if own is None else own.state.device,
             "state": "" if own is None else self.standing(own),
             "addresses": list(self.record.addresses),
+            "listens_everywhere": self.record.listens_everywhere,
             "serving": _count(self._ranges(own, "serving")),
             "fetching": _count(self._ranges(own, "fetching")),
             "holdings": [[item.layer, item.first, item.count] for item in self._ranges(own, "serving")],
@@ -126,6 +127,8 @@ class GossipState:
             return "serving"
         if any(entry.fetching for entry in models):
             return "fetching"
+        if models:  # it offers nothing now: a worker that pauses, say
+            return "idle"
         return "other model" if record.state.models else "idle"
 
 

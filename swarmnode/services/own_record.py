@@ -55,6 +55,11 @@ class OwnRecord:
         unique = dict.fromkeys(_host_port(host, port) for host, port in places)
         return tuple(unique)[:MAX_ADDRESSES]
 
+    @property
+    def listens_everywhere(self) -> int | None:
+        """The port at which nodes are accepted on every address of this machine; None if there is no such port."""
+        return next((port for host, port in self._listening if host in WILDCARDS), None)
+
     def listening(self, places: Sequence[tuple[str, int]]) -> None:
         """Nodes are accepted there. Publishes."""
         self._listening = tuple(places)

@@ -264,3 +264,16 @@ def test_the_token_is_printed_alone(tmp_path: Any) -> None:
     shown = CliRunner().invoke(main, ["identity", "--home", str(tmp_path)])
     assert "api.token" in shown.output
     assert result.output.strip() not in shown.output
+
+
+def test_a_state_is_not_cut() -> None:
+    lines = printed(state(nodes=[node(0, state="other model")], n_nodes=1))
+    assert any(" other model " in line for line in lines)
+    assert all(len(line) <= WIDTH for line in lines)
+
+
+def test_a_node_that_listens_everywhere_is_not_said_to_be_out_of_reach() -> None:
+    met_nobody = printed(state(own=own(addresses=[], listens_everywhere=4790)))
+    assert "addresses  all of this machine, port 4790; which one others use is not known yet" in met_nobody
+    dials_only = printed(state(own=own(addresses=[])))
+    assert "addresses  none: only nodes that it dials are met" in dials_only

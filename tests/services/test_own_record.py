@@ -125,3 +125,12 @@ def test_any_budget_fits() -> None:
     record, gossip, _connections = made(capacity_bytes=2**60)
     record.publish()
     assert gossip.published[-1].capacity_bytes == 2**48
+
+
+def test_where_every_address_is_listened_on() -> None:
+    record, _, _ = made()
+    assert record.listens_everywhere is None
+    record.listening([("192.0.2.1", 7)])
+    assert record.listens_everywhere is None
+    record.listening([("192.0.2.1", 7), ("0.0.0.0", 8)])
+    assert record.listens_everywhere == 8
