@@ -25,8 +25,9 @@ from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, split_host_port
 from swarmnode.net.invite import Invite, checked_network
 from swarmnode.net.own_hosts import own_hosts
-from swarmnode.net.port_file import read_port
+from swarmnode.net.port_file import read_host, read_port
 from swarmnode.net.secret_file import create_secret, read_secret
+from swarmnode.services.own_record import WILDCARDS
 from swarmnode.wire.secret import NetworkSecret
 
 
@@ -75,13 +76,15 @@ def command(
         raise UsageError("there is no network secret to put into the link: give --secret FILE")
     node_id = NodeKey.load_or_create(folders.key_file).node_id
     port = read_port(folders.port_file) or DEFAULT_SWARM_PORT
-    places = [_place(text, port) for text in at] or [(host, port) for host in own_hosts()]
+    listened = read_host(folders.port_file)
+    places = [_place(text, port) for text in at] or [(host, port) for host in _hosts(listened)]
     if not places:
         raise UsageError("this machine has no address that others could dial; give --at HOST:PORT")
     addresses = tuple(PeerAddress(node_id, host, port) for host, port in places)
     invite = Invite(addresses, checked_network(network or DEFAULT_NETWORK), secret if with_secret else None)
     Invite.parse(str(invite))  # too many places, say: no link is shown that others could not read
-    _show(invite, secret, budget, port, with_qr=qr)
+    _show(invite, secret, budget, with_qr=qr)
+    say(_needs(listened, port))
 
 
 def _make_secret(path: Path) -> None:
@@ -91,7 +94,7 @@ def _make_secret(path: Path) -> None:
     say(f"  --secret {path}")
 
 
-def _show(invite: Invite, secret: NetworkSecret | None, budget: str, port: int, *, with_qr: bool) -> None:
+def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr: bool) -> None:
     link = str(invite)
     say(link)
     if with_qr:
@@ -111,7 +114,34 @@ def _show(invite: Invite, secret: NetworkSecret | None, budget: str, port: int, 
         say(
             "These addresses work inside your own network only; for others give --at NAME:PORT and open the port."
         )
-    say(f"This node must be running and listen for others: --listen 0.0.0.0:{port}")
+
+
+def _hosts(listened: str | None) -> list[str]:
+    """The addresses of this machine at which a node answers that listens there; None: nobody knows yet where.
+
+    At 0.0.0.0, which is what people are told to give, nobody answers an IPv6 address.
+    """
+    if listened and listened not in WILDCARDS and not _is_loopback(listened):
+        return [listened]
+    hosts = own_hosts()
+    return hosts if listened == "::" else [host for host in hosts if ":" not in host] or hosts
+
+
+def _needs(listened: str | None, port: int) -> str:
+    """What is left to do on this machine."""
+    if listened is None:
+        return f"This node must be running and listen for others: --listen 0.0.0.0:{port}"
+    if _is_loopback(listened):
+        return f"WARNING: its last run listened for this machine only; start it with --listen 0.0.0.0:{port}"
+    return f"This node must be running; it listens for others at port {port}."
+
+
+def _is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses; a name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def qr_code(link: str) -> str:

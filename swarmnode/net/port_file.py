@@ -1,4 +1,7 @@
-"""The port of a node's last run, in its data folder: the next run takes it again, and invitations name it."""
+"""The port of a node's last run, in its data folder: the next run takes it again, and invitations name it.
+
+Beside it, in a file of its own that older versions do not look for, the host that was listened on.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from swarmnode.state_file import read_small, replace_small
 MIN_PORT, MAX_PORT = 1024, 65_535
 """A system that is asked for any port gives none below."""
 MAX_PORT_FILE_BYTES = 16
+MAX_HOST_FILE_BYTES = 256
 
 
 def read_port(path: Path) -> int | None:
@@ -24,3 +28,20 @@ def read_port(path: Path) -> int | None:
 def write_port(path: Path, port: int) -> None:
     """Raises OSError."""
     replace_small(path, b"%d\n" % port)
+
+
+def read_host(port_file: Path) -> str | None:
+    """The host that the last run listened on, None if that is not known."""
+    try:
+        return read_small(_host_file(port_file), MAX_HOST_FILE_BYTES).decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def write_host(port_file: Path, host: str) -> None:
+    """Raises OSError."""
+    replace_small(_host_file(port_file), f"{host}\n".encode())
+
+
+def _host_file(port_file: Path) -> Path:
+    return port_file.with_name(port_file.name + ".host")

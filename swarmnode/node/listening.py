@@ -14,7 +14,7 @@ import trio
 from swarmnode.errors import UsageError
 from swarmnode.net.links import Handlers, serve
 from swarmnode.net.peer import OnPeer
-from swarmnode.net.port_file import read_port, write_port
+from swarmnode.net.port_file import read_port, write_host, write_port
 from swarmnode.net.transport import Transport
 from swarmnode.node.common import NodeOptions
 from swarmnode.wire.endpoint import Endpoint
@@ -42,6 +42,7 @@ async def listen_for_nodes(
         if port == 0 and (last := read_port(kept)):
             try:
                 again: list[tuple[str, int]] = await nursery.start(partial(listen, port=last))
+                _keep(kept, host, last)
                 return again
             except OSError as error:
                 log.warning(
@@ -53,12 +54,13 @@ async def listen_for_nodes(
     except (OSError, UnicodeError) as error:  # UnicodeError: no host name, says the encoder of host names
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise UsageError(f"cannot listen on {host} port {port}: {reason}; give another --listen") from error
-    _keep(kept, places[0][1])
+    _keep(kept, host, places[0][1])
     return places
 
 
-def _keep(path: Path, port: int) -> None:
+def _keep(path: Path, host: str, port: int) -> None:
     try:
         write_port(path, port)
+        write_host(path, host)
     except OSError as error:
         log.warning("the next start may listen elsewhere: %s cannot be written: %s", path, error.strerror)

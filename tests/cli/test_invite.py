@@ -17,6 +17,7 @@ from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.invite import Invite
 from swarmnode.net.own_hosts import own_hosts
+from swarmnode.net.port_file import write_host, write_port
 from swarmnode.net.secret_file import read_secret
 from swarmnode.wire.secret import NetworkSecret
 
@@ -67,7 +68,7 @@ def test_the_addresses_of_this_machine_are_the_default(
 ) -> None:
     monkeypatch.setattr(verb, "own_hosts", lambda: ["192.168.1.5", "fd00::5"])
     result = run(tmp_path)
-    assert [address.host for address in link_of(result).addresses] == ["192.168.1.5", "fd00::5"]
+    assert [address.host for address in link_of(result).addresses] == ["192.168.1.5"]
     assert "inside your own network only" in result.output
     monkeypatch.setattr(verb, "own_hosts", list)
     assert "give --at" in run(tmp_path).output
@@ -80,6 +81,28 @@ def test_the_port_of_the_last_run_is_named(tmp_path: Path) -> None:
     result = run(tmp_path, "--at", "h", "--at", "i:1", "--at", "[::1]")
     assert [address.port for address in link_of(result).addresses] == [5790, 1, 5790]
     assert "--listen 0.0.0.0:5790" in result.output
+
+
+@pytest.mark.parametrize(
+    ("listened", "hosts", "says"),
+    [
+        ("0.0.0.0", ["192.168.1.5"], "it listens for others at port 5790."),
+        ("::", ["192.168.1.5", "fd00::5"], "it listens for others at port 5790."),
+        ("192.168.7.7", ["192.168.7.7"], "it listens for others at port 5790."),
+        ("127.0.0.1", ["192.168.1.5"], "for this machine only; start it with --listen 0.0.0.0:5790"),
+    ],
+)
+def test_only_addresses_that_answer_are_named(
+    listened: str, hosts: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "own_hosts", lambda: ["192.168.1.5", "fd00::5"])
+    port_file = Folders.under(tmp_path).port_file
+    port_file.parent.mkdir(parents=True)
+    write_port(port_file, 5790)
+    write_host(port_file, listened)
+    result = run(tmp_path)
+    assert [address.host for address in link_of(result).addresses] == hosts
+    assert result.output.splitlines()[-1].endswith(says)
 
 
 def test_own_hosts_are_addresses() -> None:

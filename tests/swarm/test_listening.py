@@ -12,6 +12,7 @@ from swarmnode.config import Folders
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.peer import Peer
+from swarmnode.net.port_file import read_host
 from swarmnode.node.common import NodeOptions, endpoint_of
 from swarmnode.node.listening import listen_for_nodes
 from swarmnode.testing.memory_net import MemoryNetwork
@@ -85,6 +86,7 @@ async def test_a_file_that_names_no_port_does_no_harm(content: str, tmp_path: Pa
     kept.write_text(content, encoding="utf-8")
     (chosen,) = await ports(MemoryNetwork(), tmp_path)
     assert kept.read_text() == f"{chosen}\n"
+    assert read_host(kept) is not None
 
 
 async def test_a_chosen_port_is_the_operators(tmp_path: Path) -> None:
