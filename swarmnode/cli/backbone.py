@@ -51,6 +51,7 @@ from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.services.reports import (
     BackboneEvent,
     Connecting,
+    CoverageChanged,
     Hashing,
     Leaving,
     Ready,
@@ -251,6 +252,8 @@ class _Face:
                 self._ready(event)
             case WorkerChanged():
                 self._worker(event)
+            case CoverageChanged():
+                say(f"{event.covered} of {event.total} experts covered by workers")
             case Connecting():
                 say(f"dialling {event.address}")
             case Waiting():

@@ -54,6 +54,7 @@ from swarmnode.node.meeting import Meeting, prepare_meeting
 from swarmnode.node.sending import prepare_policy, prepare_residents
 from swarmnode.services.api_keys import KeyRing
 from swarmnode.services.control import Control
+from swarmnode.services.coverage_news import tell_coverage
 from swarmnode.services.dashboard_view import DashboardView
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.engine import Engine
@@ -197,6 +198,7 @@ async def _serve_model(
             app = app_of(backbone, index, options, node, places, _access(options, keys, token))
             await nursery.start(partial(api_serve.run, config=options.config.api), app, api_listener)
             report(_ready(options, manifest, model, device.info, places, _url(api_listener)))
+            nursery.start_soon(tell_coverage, backbone.state.coverage, report)
             task_status.started()
 
 

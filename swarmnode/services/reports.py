@@ -117,6 +117,14 @@ class WorkerChanged:
 
 
 @dataclass(frozen=True)
+class CoverageChanged:
+    """So many of a backbone's experts are proven at workers that serve, for some seconds."""
+
+    covered: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Started:
     """A worker runs under this identity."""
 
@@ -200,4 +208,6 @@ JoinEvent: TypeAlias = (
     | Leaving
     | Stopped
 )
-BackboneEvent: TypeAlias = Connecting | Waiting | Hashing | Ready | WorkerChanged | Leaving | Stopped
+BackboneEvent: TypeAlias = (
+    Connecting | Waiting | Hashing | Ready | WorkerChanged | CoverageChanged | Leaving | Stopped
+)
