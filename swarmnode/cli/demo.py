@@ -204,16 +204,22 @@ async def _wait_serving(api: str, n_workers: int) -> dict[str, Any]:
     raise ProcessFailedError(f"not all {n_workers} workers serve after {START_TIMEOUT_S:.0f} s: {state}")
 
 
+def longest_allowed_s(median_s: float, deadline_s: float) -> float:
+    """Seconds that a token may take: the deadline, and 20 % over the median or 100 ms, which a machine that does other
+    things, too, takes from a process now and then."""
+    return deadline_s + max(1.2 * median_s, 0.1)
+
+
 def _verdict(alone: Answer, helped: Answer, n_workers: int, deadline_s: float) -> bool:
     """Print what held and what did not; True when everything did."""
     swarm = helped.swarm
     median_s, longest_s = statistics.median(helped.gaps_s), max(helped.gaps_s)
-    allowed_s = deadline_s + 1.2 * median_s
+    allowed_s = longest_allowed_s(median_s, deadline_s)
     checks = {
         "tokens are identical to the run without workers": alone.tokens == helped.tokens,
         "rows were computed by every worker": len(swarm["workers"]) == n_workers
         and all(worker["pairs"] > 0 for worker in swarm["workers"].values()),
-        f"no token took longer than the deadline + 20 % over the median ({allowed_s * 1e3:.0f} ms)": longest_s
+        f"no token took longer than the deadline and what a busy machine adds ({allowed_s * 1e3:.0f} ms)": longest_s
         <= allowed_s,
     }
     say(swarm_line(swarm))
