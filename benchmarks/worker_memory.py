@@ -95,7 +95,8 @@ async def measure(
 async def _live(worker: NodeProcess, name: str, api: str) -> Life:
     held = await worker.wait_line("full: ", TIMEOUT_S)
     await _until(api, lambda state: any(entry["standing"] == "serving" for entry in state["workers"]))
-    body = {"prompt": PROMPT, "max_tokens": 17, "temperature": 0}
+    # Each life has a prompt of its own: of one that it has seen the backbone would run nothing again.
+    body = {"prompt": f"{name}: {PROMPT}", "max_tokens": 17, "temperature": 0}
     async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:
         answer: dict[str, Any] = (await client.post(f"{api}/v1/completions", json=body)).json()
     memory = memory_of(worker.pid)
