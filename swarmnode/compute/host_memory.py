@@ -1,4 +1,4 @@
-"""How much memory the system could still give."""
+"""How much memory the system could still give: Linux says so, others do not without a library."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from pathlib import Path
 
 from swarmnode.state_file import read_small
 
-_MEMINFO = Path("/proc/meminfo")
+MEMINFO = Path("/proc/meminfo")
 _MAX_BYTES = 65_536
 
 
-def available_bytes(meminfo: Path = _MEMINFO) -> int | None:
-    """What new allocations can take without swapping, or None where the system does not say (it is Linux that does)."""
+def available_bytes() -> int | None:
+    """What new allocations can take without swapping, or None where the system does not say."""
+    return read_meminfo(MEMINFO).get("MemAvailable")
+
+
+def read_meminfo(path: Path) -> dict[str, int]:
+    """Bytes by name; never raises: what cannot be read is not there."""
+    found: dict[str, int] = {}
     try:
-        lines = read_small(meminfo, _MAX_BYTES).decode("ascii").splitlines()
-        amounts = {name: amount for name, _, amount in (line.partition(":") for line in lines)}
-        return 1024 * int(amounts["MemAvailable"].split()[0])
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
+        text = read_small(path, _MAX_BYTES).decode("ascii", "replace")
+    except OSError:
+        return found
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0]) * 1024
+    return found

@@ -1,7 +1,7 @@
 """Who computes which (row, expert) pair of a layer.
 
 `build_routing` turns a `SwarmView` into one owner for each expert of each layer, once for every change of the
-swarm; `plan_layer` then splits the pairs of one layer with a handful of numpy operations. -1 means the local replica.
+swarm; `plan_pairs` then splits the pairs of one layer with a handful of numpy operations. -1 means the local replica.
 """
 
 from __future__ import annotations
@@ -161,15 +161,6 @@ def _give(sets: list[int], given: list[int]) -> list[int]:
     return owners
 
 
-def plan_layer(routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
-    """Split the pairs of a layer by owner; None when every pair is local.
-
-    `ids` i32 [T, k]: the experts that the gate chose for each row.
-    """
-    owners = routing.owners.get(layer)
-    return None if owners is None else plan_pairs(owners[ids].ravel(), ids)
-
-
 def unowned(routing: Routing, layer: int, ids: I32) -> I32:
     """Those of the chosen experts, one entry a pair, that no worker answers for."""
     owners = routing.owners.get(layer)
@@ -191,7 +182,7 @@ def plan_pairs(owner_of_pair: I32, ids: I32) -> DispatchPlan | None:
 
 
 def _plan_row(owner_of_pair: I32, ids: I32) -> DispatchPlan | None:
-    """`plan_layer` for one row: a token of an answer.
+    """`plan_pairs` for one row: a token of an answer.
 
     In Python, as numpy's set operations cost 200 us with cold caches, and a token needs one such plan a layer.
     """

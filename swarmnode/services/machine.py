@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnode.compute.host_memory import read_meminfo
+
 MAX_ENTRIES = 64
 """Supplies and zones looked at."""
 
@@ -28,7 +30,7 @@ class MachineState:
 
 def read_machine(root: Path = Path("/")) -> MachineState:
     """Look once; blocks for well under a millisecond. Never raises: what cannot be read is not told."""
-    memory = _memory(root / "proc" / "meminfo")
+    memory = read_meminfo(root / "proc" / "meminfo")
     on_battery, percent = _power(root / "sys" / "class" / "power_supply")
     return MachineState(
         memory.get("MemAvailable"),
@@ -38,17 +40,6 @@ def read_machine(root: Path = Path("/")) -> MachineState:
         percent,
         _temperature(root / "sys" / "class" / "thermal"),
     )
-
-
-def _memory(path: Path) -> dict[str, int]:
-    """Bytes by name."""
-    found = {}
-    for line in _text(path).splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdecimal():
-            found[name] = int(words[0]) * 1024
-    return found
 
 
 def _stalled(path: Path) -> float | None:

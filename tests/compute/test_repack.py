@@ -12,7 +12,7 @@ from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.compute.ggml import Handle
 from swarmnode.compute.graph import GraphBuilder
-from swarmnode.compute.host_memory import available_bytes
+from swarmnode.compute.host_memory import read_meminfo
 from swarmnode.compute.repack import repack_buffer_type, repacked_types
 from swarmnode.compute.tensors import Tensor, WeightSet
 from swarmnode.errors import UsageError
@@ -120,5 +120,5 @@ def test_only_the_cpu_has_it(device: Device, monkeypatch: pytest.MonkeyPatch) ->
 def test_available_memory(tmp_path: Path, text: str, expected: int | None) -> None:
     path = tmp_path / "meminfo"
     path.write_text(text, encoding="latin-1")
-    assert available_bytes(path) == expected
-    assert available_bytes(tmp_path / "nothing") is None
+    assert read_meminfo(path).get("MemAvailable") == expected
+    assert read_meminfo(tmp_path / "nothing") == {}

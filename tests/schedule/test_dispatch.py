@@ -17,11 +17,11 @@ from swarmnode.schedule.dispatch import (
     Share,
     build_routing,
     merge_shares,
-    plan_layer,
     split_share,
     without,
 )
 from swarmnode.schedule.view import SwarmView, WorkerView
+from tests.plans import plan_layer
 
 N_EXPERT = 16
 KEYS = [NodeKey.generate() for _ in range(4)]

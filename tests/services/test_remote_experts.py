@@ -18,7 +18,7 @@ from swarmnode.errors import ConnectionLostError, RequestRefusedError
 from swarmnode.identity import NodeKey
 from swarmnode.models.base import ExpertCall
 from swarmnode.net.peer import Peer
-from swarmnode.schedule.dispatch import DispatchPlan, Share, plan_layer
+from swarmnode.schedule.dispatch import DispatchPlan, Share
 from swarmnode.schedule.sending import send_always
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer, compute_share
@@ -30,6 +30,7 @@ from swarmnode.services.runners import Inline
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire.messages import Rows
 from swarmnode.wire.tensors import as_travelled, encode_pairs, encode_rows, view_rows_untrusted, widened
+from tests.plans import plan_layer
 
 N_ROWS, N_EMBD = 512, 3072
 

@@ -17,7 +17,7 @@ from swarmnode.models.base import ExpertCall
 from swarmnode.models.sampling import Sampler
 from swarmnode.net.peer import Asked, Body, Handler, Peer
 from swarmnode.node.backbone import BackboneOptions, run_backbone
-from swarmnode.schedule.dispatch import Share, plan_layer
+from swarmnode.schedule.dispatch import Share
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Standing
@@ -27,6 +27,7 @@ from swarmnode.testing.swarm import MeddledHandlers, open_swarm, silent
 from swarmnode.testing.tiny_gguf import write_tiny_gguf
 from swarmnode.weights.slices import ExpertRange
 from swarmnode.wire.messages import Experts, Message, Rows
+from tests.plans import plan_layer
 from tests.swarm.conftest import ALL_BYTES, EXPERT_BYTES, MODEL
 
 PROMPT = [5, 80, 33, 7, 120, 64, 11, 200]
