@@ -11,7 +11,7 @@ import trio
 
 from benchmarks.stopwatch import Stopwatch
 from swarmnode.cli.processes import NodeProcess, start_node
-from swarmnode.config import Config, Folders
+from swarmnode.config import Config, Folders, Repack
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.tcp import TcpTransport
@@ -81,6 +81,7 @@ async def open_bench_swarm(
     forms: tuple[WireForm, ...],
     watch: Stopwatch,
     n_slots: int = 1,
+    repack: Repack = "auto",
 ) -> AsyncIterator[BenchSwarm]:
     """Load the model and listen on loopback; every process is ended on leaving."""
     base = Config()
@@ -88,6 +89,7 @@ async def open_bench_swarm(
         base,
         compute=replace(base.compute, n_threads=n_threads),
         dispatch=replace(base.dispatch, deadline_s=DEADLINE_S),
+        models=replace(base.models, repack=repack),
     )
     options = BackboneOptions(
         folders=Folders.under(folder / "backbone"),

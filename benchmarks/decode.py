@@ -60,13 +60,11 @@ class Sample:
 
 
 class Peer:
-    """llama.cpp in a process of its own."""
+    """llama.cpp in a process of its own: a script beside this one, under a Python that has it."""
 
-    def __init__(self, model: Path, n_threads: int, repack: bool) -> None:
-        script = Path(__file__).with_name("llama_peer.py")
-        flags = ["--repack"] if repack else []
+    def __init__(self, python: Path, script: str, model: Path, n_threads: int, *flags: str) -> None:
         self._process = subprocess.Popen(
-            [str(PEER_PYTHON), str(script), str(model), str(n_threads), *flags],
+            [str(python), str(Path(__file__).with_name(script)), str(model), str(n_threads), *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -78,16 +76,29 @@ class Peer:
 
     def ask(self, prompt: list[int], n_tokens: int) -> Sample:
         """One completion; blocks."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "n_predict": n_tokens}) + "\n")
-        self._process.stdin.flush()
-        answer = self._read()
+        answer = self._reply({"prompt": prompt, "n_predict": n_tokens})
         self.peak_bytes = answer["peak_bytes"]
         return Sample(answer["first_s"], answer["decode_per_s"])
+
+    def together_s(self, prompts: list[list[int]], n_tokens: int) -> float:
+        """Seconds in which it answers all of these at once, each with so many tokens; blocks."""
+        seconds: float = self._reply({"prompts": prompts, "n_predict": n_tokens})["wall_s"]
+        return seconds
+
+    def first_s(self, prompt: list[int]) -> float:
+        """Seconds that a prompt takes; blocks."""
+        seconds: float = self._reply({"prompt": prompt, "n_predict": 2})["first_s"]
+        return seconds
 
     def close(self) -> None:
         """End the process."""
         self._process.communicate()
+
+    def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -96,6 +107,11 @@ class Peer:
                 answer: dict[str, Any] = json.loads(line.removeprefix("peer "))
                 return answer
         raise SystemExit(f"the peer ended with {self._process.wait()}")
+
+
+def llama_peer(model: Path, n_threads: int, *flags: str) -> Peer:
+    """llama_peer.py as `make bench-setup` installs it."""
+    return Peer(PEER_PYTHON, "llama_peer.py", model, n_threads, *flags)
 
 
 async def ask(engine: Engine, watch: Stopwatch, prompt: list[int], n_tokens: int) -> Sample:
@@ -271,8 +287,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     peers: dict[str, Peer] = {}
     if PEER_PYTHON.exists():
-        for name, repack in (("llama.cpp", False), ("llama.cpp, repacked", True))[: 1 + options.repack]:
-            peers[name] = Peer(options.model, options.threads, repack)
+        peers["llama.cpp"] = llama_peer(options.model, options.threads)
+        if options.repack:
+            peers["llama.cpp, repacked"] = llama_peer(options.model, options.threads, "--repack")
         print(f"peer: llama.cpp of xllamacpp {peers['llama.cpp'].version}")
     else:
         print("peer: none (make bench-setup)")

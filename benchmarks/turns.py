@@ -244,8 +244,11 @@ async def measure(options: argparse.Namespace) -> bool:
             engine = parts.engine
             template = template_of(index.metadata, engine.tokenizer)
             assert template is not None, "the model has no chat template"
-            good = await compare(Talk(engine, template, options.answer), options.tokens)
-            good &= await agree(Talk(engine, template, options.answer), options.texts, 40)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(engine.run)
+                good = await compare(Talk(engine, template, options.answer), options.tokens)
+                good &= await agree(Talk(engine, template, options.answer), options.texts, 40)
+                nursery.cancel_scope.cancel()
             print(await gate.run(partial(checkpoint_costs, index, device, model.checkpoint_bytes)))
     return good
 
