@@ -11,15 +11,13 @@
     any            bye, end of stream, an error CLOSED
 
 Two rules. (1) Until SETTINGS an error closes the connection without an answer, and so does a broken seal at any time;
-later errors are answered with a bye that names them. (2) Each request has exactly one end: a reply, a refusal, or an
-ABORT after a CANCEL; an id is free again only then.
+later errors are answered with a bye that names them. (2) Each request has exactly one end (`wire/requests.py`).
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from swarmnode.errors import ConnectionLostError, HandshakeError, ProtocolError, UsageError
 from swarmnode.identity import NodeId
@@ -28,36 +26,19 @@ from swarmnode.wire.constants import (
     MAX_PONGS_WAITING,
     MAX_RECORD_PLAIN_BYTES,
     PROTOCOL_VERSION,
-    UNKNOWN_REPLY_BUDGET,
     ConnectionClass,
     FrameType,
     TrafficClass,
 )
 from swarmnode.wire.endpoint import Endpoint
-from swarmnode.wire.events import (
-    Ended,
-    Event,
-    Opened,
-    PongReceived,
-    ReplyReceived,
-    RequestCancelled,
-    RequestReceived,
-)
+from swarmnode.wire.events import Ended, Event, Opened, PongReceived
 from swarmnode.wire.frames import Frame, split_frames_untrusted
 from swarmnode.wire.handshake import AcceptorHandshake, DialerHandshake, Secrets
-from swarmnode.wire.inbox import Inbox, Incoming, is_own_id, next_id
-from swarmnode.wire.messages import (
-    Bye,
-    Experts,
-    Message,
-    Ping,
-    Pong,
-    Refused,
-    Settings,
-    encode_header,
-)
+from swarmnode.wire.inbox import Inbox
+from swarmnode.wire.messages import Bye, Experts, Message, Ping, Pong, Settings, encode_header
 from swarmnode.wire.outbox import Outbox, Outgoing
 from swarmnode.wire.records import RecordReader, RecordWriter
+from swarmnode.wire.requests import Requests
 
 MIN_WRITE_BYTES = 8 * 1024
 """Least `max_bytes` of data_to_send: over a message start with the longest header."""
@@ -85,33 +66,6 @@ NEXT_STATE = {
 }
 
 
-class RequestState(enum.Enum):
-    """A request of the peer's, until its reply has left."""
-
-    RECEIVING = enum.auto()
-    RUNNING = enum.auto()
-    REPLYING = enum.auto()
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A request of ours, until its reply has come."""
-
-    replies: tuple[type[Message], ...]
-    outgoing: Outgoing
-    is_cancelled: bool = False
-
-
-@dataclass(slots=True)
-class _Served:
-    """A request of the peer's."""
-
-    message: Message
-    traffic_class: TrafficClass
-    state: RequestState
-    reply: Outgoing | None = None
-
-
 class Connection:
     """One side of one connection; see the head of this file."""
 
@@ -123,20 +77,21 @@ class Connection:
         self._clear = bytearray()
         self._reader: RecordReader | None = None
         self._writer: RecordWriter | None = None
+        self.is_dialer = isinstance(handshake, DialerHandshake)
         self._outbox = Outbox()
         self._inbox = Inbox(endpoint.config.max_body_bytes)
-        self._asked: dict[int, _Asked] = {}
-        self._served: dict[int, _Served] = {}
-        self._reply_bytes = [0 for _ in TrafficClass]
+        self._requests = Requests(
+            self._inbox,
+            self._outbox,
+            is_dialer=self.is_dialer,
+            max_served=endpoint.settings.max_requests,
+        )
         self._pongs_waiting = 0
-        self._unknown_replies = 0
         self._peer_settings: Settings | None = None
         self.node_id: NodeId | None = None
         """The peer, once its identity is proven."""
         self.handshake_hash = b""
-        self.is_dialer = isinstance(handshake, DialerHandshake)
         self.state = State.MESSAGE_2 if self.is_dialer else State.HELLO
-        self._last_id = -1 if self.is_dialer else 0
         if isinstance(handshake, DialerHandshake):
             self._clear += handshake.first_bytes
 
@@ -174,7 +129,7 @@ class Connection:
 
     def reply_bytes(self, traffic_class: TrafficClass) -> int:
         """Bytes of bodies of the replies of a class that have not left, each counted whole until all of it has."""
-        return self._reply_bytes[traffic_class]
+        return self._requests.reply_bytes(traffic_class)
 
     @property
     def has_data_to_send(self) -> bool:
@@ -196,7 +151,7 @@ class Connection:
         """How many more requests the peer takes now."""
         if self.state is not State.OPEN or self._peer_settings is None:
             return 0
-        return max(0, self._peer_settings.max_requests - len(self._asked))
+        return max(0, self._peer_settings.max_requests - self._requests.n_asked)
 
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
@@ -267,88 +222,10 @@ class Connection:
     def _receive_frame(self, frame: Frame, events: list[Event]) -> None:
         if self.state is State.SETTINGS and frame.type is not FrameType.NOTICE:
             raise ProtocolError("bad_state", f"{frame.type.name} before settings")
-        match frame.type:
-            case FrameType.REQUEST:
-                self._receive_request(frame, events)
-            case FrameType.REPLY:
-                self._receive_reply(frame, events)
-            case FrameType.DATA:
-                item = self._inbox.data_untrusted(frame)
-                if item.is_complete:
-                    self._complete(item, events)
-            case FrameType.CANCEL:
-                self._receive_cancel(frame, events)
-            case FrameType.ABORT:
-                self._receive_abort(frame)
-            case FrameType.NOTICE:
-                self._receive_notice(self._inbox.start_untrusted(frame).message, events)
-
-    def _receive_request(self, frame: Frame, events: list[Event]) -> None:
-        request_id = frame.request_id
-        if is_own_id(request_id, is_dialer=self.is_dialer) or request_id in self._served:
-            raise ProtocolError("duplicate_id", f"request {request_id}")
-        if len(self._served) >= self._endpoint.settings.max_requests:
-            raise ProtocolError("too_many_requests", f"more than {len(self._served)} at once")
-        item = self._inbox.start_untrusted(frame)
-        self._served[request_id] = _Served(item.message, item.traffic_class, RequestState.RECEIVING)
-        if item.is_complete:
-            self._complete(item, events)
-
-    def _receive_reply(self, frame: Frame, events: list[Event]) -> None:
-        asked = self._asked.get(frame.request_id)
-        if asked is None:
-            self._unknown_replies += 1
-            if self._unknown_replies > UNKNOWN_REPLY_BUDGET:
-                raise ProtocolError("unknown_reply", f"reply to {frame.request_id}, which is not in flight")
-        elif not (asked.outgoing.has_left or asked.is_cancelled):
-            raise ProtocolError("wrong_reply", f"a reply to {frame.request_id}, which is not all sent")
-        item = self._inbox.start_untrusted(frame)
-        if asked is not None and not isinstance(item.message, (Refused, *asked.replies)):
-            raise ProtocolError("wrong_reply", f"{type(item.message).__name__} does not answer this request")
-        if item.is_complete:
-            self._complete(item, events)
-        elif asked is None or asked.is_cancelled:
-            self._inbox.unwant(frame.request_id)
-
-    def _complete(self, item: Incoming, events: list[Event]) -> None:
-        """A whole request or reply is here."""
-        if item.type is FrameType.REQUEST:
-            self._served[item.request_id].state = RequestState.RUNNING
-            events.append(RequestReceived(item.request_id, item.message, item.view(), item.traffic_class))
-            return
-        asked = self._asked.pop(item.request_id, None)
-        if asked is None or asked.is_cancelled:
-            return
-        events.append(ReplyReceived(item.request_id, item.message, item.view()))
-
-    def _receive_cancel(self, frame: Frame, events: list[Event]) -> None:
-        request_id = frame.request_id
-        if is_own_id(request_id, is_dialer=self.is_dialer) or len(frame.content):
-            raise ProtocolError("bad_frame", f"CANCEL of {request_id} with {len(frame.content)} bytes")
-        served = self._served.get(request_id)
-        if served is None:
-            return  # our reply crossed it on the way
-        if served.state is RequestState.RUNNING:
-            events.append(RequestCancelled(request_id))
-        elif served.state is RequestState.RECEIVING:
-            self._inbox.drop(FrameType.REQUEST, request_id)
-            self._put_reply(request_id, served, Refused("cancelled", "", 0), ())
-        elif served.reply is not None:
-            self._outbox.drop(served.reply)
-            self._reply_bytes[served.reply.traffic_class] -= served.reply.body_bytes
-            if served.reply.has_begun:
-                del self._served[request_id]
-                self._put_bare(FrameType.ABORT, request_id)
-            else:
-                self._put_reply(request_id, served, Refused("cancelled", "", 0), ())
-
-    def _receive_abort(self, frame: Frame) -> None:
-        asked = self._asked.get(frame.request_id)
-        if asked is None or not asked.is_cancelled or len(frame.content):
-            raise ProtocolError("bad_frame", f"ABORT of {frame.request_id}, which was not cancelled")
-        if not self._inbox.drop(FrameType.REPLY, frame.request_id):
-            raise ProtocolError("bad_frame", f"ABORT of {frame.request_id}, whose reply had not begun")
-        del self._asked[frame.request_id]
+        if frame.type is FrameType.NOTICE:
+            self._receive_notice(self._inbox.start_untrusted(frame).message, events)
+        else:
+            self._requests.receive_untrusted(frame, events)
 
     def _receive_notice(self, message: Message, events: list[Event]) -> None:
         if isinstance(message, Bye):
@@ -365,6 +242,7 @@ class Connection:
                     raise ProtocolError("bad_field", f"encodings without {COMMON_ENCODING}")
                 assert self.node_id is not None  # ours: SETTINGS is only reached through _authenticated
                 self._peer_settings = message
+                self._requests.opened(message)
                 self.state = NEXT_STATE[self.state]
                 events.append(Opened(self.node_id, message))
             case Ping():
@@ -389,9 +267,7 @@ class Connection:
         self.state = State.CLOSED
         self._outbox.clear()
         self._inbox.clear()
-        self._asked.clear()
-        self._served.clear()
-        self._reply_bytes = [0 for _ in TrafficClass]
+        self._requests.clear()
 
     # --- messages out -----------------------------------------------------------------------------------------------
 
@@ -408,39 +284,19 @@ class Connection:
         if isinstance(message, Experts) and message.encoding not in self.settings.encodings:
             raise UsageError(f"the peer does not read {message.encoding} rows")
         traffic_class = message.traffic_class if traffic_class is None else traffic_class
-        request_id = self._new_id()
-        item = self._message(FrameType.REQUEST, request_id, message, parts, traffic_class)
-        self._asked[request_id] = _Asked(message.replies, item)
-        self._outbox.put(item)
-        return request_id
+        return self._requests.ask(message, parts, traffic_class)
 
     def send_reply(self, request_id: int, message: Message, parts: Sequence[memoryview] = ()) -> None:
         """Queue the one answer to a `RequestReceived`. Does nothing once the connection is closed.
 
         Raises UsageError, and queues nothing, if the message does not answer the request or breaks a cap.
         """
-        if self.state is State.CLOSED:
-            return
-        served = self._served.get(request_id)
-        if served is None or served.state is not RequestState.RUNNING:
-            raise UsageError(f"request {request_id} is not waiting for a reply")
-        if not isinstance(message, (Refused, *served.message.replies)):
-            raise UsageError(f"{type(message).__name__} does not answer {type(served.message).__name__}")
-        self._put_reply(request_id, served, message, parts)
+        if self.state is not State.CLOSED:
+            self._requests.answer(request_id, message, parts)
 
     def cancel_request(self, request_id: int) -> None:
         """The reply to a request of ours is no longer wanted: no event will come for it."""
-        asked = self._asked.get(request_id)
-        if asked is None or asked.is_cancelled:
-            return
-        if not asked.outgoing.has_left:
-            self._outbox.drop(asked.outgoing)
-        if not asked.outgoing.has_begun:
-            del self._asked[request_id]
-            return
-        asked.is_cancelled = True
-        self._inbox.unwant(request_id)
-        self._put_bare(FrameType.CANCEL, request_id)
+        self._requests.cancel(request_id)
 
     def send_ping(self, nonce: int) -> None:
         """Queue a ping; its pong comes as an event."""
@@ -476,63 +332,15 @@ class Connection:
 
     def _left(self, item: Outgoing) -> None:
         if item.type is FrameType.REPLY:
-            self._served.pop(item.request_id, None)
-            self._reply_bytes[item.traffic_class] -= item.body_bytes
+            self._requests.reply_left(item)
         elif item.number == Pong.number and item.type is FrameType.NOTICE:
             self._pongs_waiting -= 1
-
-    def _message(
-        self,
-        frame: FrameType,
-        request_id: int,
-        message: Message,
-        parts: Sequence[memoryview],
-        traffic_class: TrafficClass,
-    ) -> Outgoing:
-        """Check our own message as the peer will, and pack it."""
-        item = Outgoing.message(
-            frame, traffic_class, request_id, message.number, encode_header(message), parts
-        )
-        if item.body_bytes or message.body_cap_bytes:
-            self._check_own_body(message, item.body_bytes, traffic_class)
-        return item
-
-    def _check_own_body(self, message: Message, body_bytes: int, traffic_class: TrafficClass) -> None:
-        cap_bytes = min(message.body_cap_bytes, self.settings.max_body_bytes)
-        if body_bytes > cap_bytes:
-            raise UsageError(f"{type(message).__name__} of {body_bytes} bytes, the peer takes {cap_bytes}")
-        if body_bytes and traffic_class is TrafficClass.CONTROL:
-            raise UsageError("control messages have no body, so that nothing waits behind one")
-        try:
-            message.check_body_untrusted(body_bytes)
-        except ProtocolError as error:
-            raise UsageError(str(error)) from error
-
-    def _put_reply(
-        self, request_id: int, served: _Served, message: Message, parts: Sequence[memoryview]
-    ) -> None:
-        traffic_class = max(served.traffic_class, message.traffic_class)
-        item = self._message(FrameType.REPLY, request_id, message, parts, traffic_class)
-        served.state = RequestState.REPLYING
-        served.reply = item
-        self._reply_bytes[traffic_class] += item.body_bytes
-        self._outbox.put(item)
 
     def _put_notice(self, message: Message) -> None:
         header = encode_header(message)
         self._outbox.put(
             Outgoing.message(FrameType.NOTICE, TrafficClass.CONTROL, 0, message.number, header, ())
         )
-
-    def _put_bare(self, frame: FrameType, request_id: int) -> None:
-        # In front of everything: the receiver must know that a body ends early before the next one starts.
-        self._outbox.put_first(Outgoing(frame, TrafficClass.CONTROL, request_id))
-
-    def _new_id(self) -> int:
-        self._last_id = next_id(self._last_id)
-        while self._last_id in self._asked:
-            self._last_id = next_id(self._last_id)
-        return self._last_id
 
 
 def printable(reason: str) -> str:

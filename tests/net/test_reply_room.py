@@ -141,7 +141,7 @@ async def test_cancelling_what_waits_for_room_frees_its_place() -> None:
         await ask_all(rude, [slice_get(number) for number in range(19)])
         await ask_all(rude, [slice_get(19)])  # behind the others, whichever order trio starts tasks in
         n_before = shop.n_made
-        for request_id in list(rude.connection._asked)[:19]:
+        for request_id in list(rude.connection._requests._asked)[:19]:
             rude.connection.cancel_request(request_id)
         await ask_all(rude, [])
         while not any(isinstance(event, ReplyReceived) for event in rude.events):

@@ -14,7 +14,7 @@ from swarmnode.identity import NodeKey
 from swarmnode.wire.connection import Connection
 from swarmnode.wire.constants import FrameType, TrafficClass
 from swarmnode.wire.endpoint import Endpoint
-from swarmnode.wire.events import Event, Opened
+from swarmnode.wire.events import Event, Opened, RequestReceived
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.messages import Experts
 from swarmnode.wire.secret import NetworkSecret
@@ -122,3 +122,17 @@ def protocol_error(call: Callable[[], object]) -> str | None:
     except ProtocolError as error:
         return error.code
     return None
+
+
+def only(events: list[Event], kind: type) -> list[Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def ask(one: Connection, other: Connection, n_rows: int = 1, n_embd: int = 8) -> RequestReceived:
+    """Send a request and let it arrive."""
+    message, body = experts(n_rows, n_embd)
+    one.send_request(message, body)
+    _, events = pump(one, other)
+    (event,) = only(events, RequestReceived)
+    assert isinstance(event, RequestReceived)
+    return event
