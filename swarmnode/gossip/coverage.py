@@ -15,11 +15,9 @@ What a record claims is weighed, not believed:
 from __future__ import annotations
 
 import heapq
-import ipaddress
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +27,7 @@ from swarmnode.config import MarketConfig
 from swarmnode.gossip.demand import Demand, even_demand
 from swarmnode.gossip.priority import is_before
 from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.sites import is_local_site, site_of
 from swarmnode.identity import NodeId
 from swarmnode.weights.slices import ExpertRange
 
@@ -63,42 +62,6 @@ class StateLike(Protocol):
     def models(self) -> Sequence[HoldingsLike]: ...
     @property
     def leaving(self) -> bool: ...
-
-
-@lru_cache(maxsize=32_768)
-def site_of(addresses: tuple[str, ...], relays: tuple[NodeId, ...]) -> str:
-    """What a node fails together with: the /24 or /48 of its first public address, else its first relay, else the
-    network of its first private address, else `nowhere`. A host's name is a site of its own.
-
-    Remembered of as many nodes as a table holds records: 30 us, which a flood would cost again and again.
-    """
-    private = ""
-    for address in addresses:
-        host = address.rpartition(":")[0].strip("[]")
-        try:
-            ip = ipaddress.ip_address(host)
-        except ValueError:
-            return f"name {host.lower()}"
-        if ip.version == 6 and ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        site = str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
-        if ip.is_global:
-            return site
-        private = private or site
-    relay = next(iter(relays), None)
-    if relay is not None:
-        return f"relay {relay}"
-    return private or "nowhere"
-
-
-def is_local_site(site: str) -> bool:
-    """Whether a site is a private network, this machine, or no address: a name that says nothing."""
-    if site == "nowhere":
-        return True
-    try:
-        return not ipaddress.ip_network(site).is_global
-    except ValueError:
-        return False
 
 
 def _trusted(own_site: str) -> str | None:

@@ -9,12 +9,10 @@ node's signed leave, or `min(ttl, max_ttl_s)` after it was issued, by our own mo
 from __future__ import annotations
 
 import enum
-import ipaddress
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
 from swarmnode.config import GossipConfig
@@ -29,6 +27,7 @@ from swarmnode.gossip.records import (
     Version,
     record_key,
 )
+from swarmnode.gossip.sites import prefixes_of
 from swarmnode.identity import NodeId
 
 Key: TypeAlias = bytes
@@ -449,27 +448,3 @@ def _compare(envelope: Envelope, ours: Envelope) -> Verdict:
     if envelope.digest == ours.digest:
         return Verdict(Outcome.SAME)
     return Verdict(Outcome.CONFLICT, changed=envelope.digest < ours.digest)
-
-
-def prefixes_of(record: Record) -> tuple[str, ...]:
-    """What the addresses of a record are counted by: IPv4 /24 and IPv6 /48, names and loopback not at all."""
-    return _prefixes(record.state.addresses) if isinstance(record, NodeRecord) else ()
-
-
-@lru_cache(maxsize=4096)
-def _prefixes(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted({prefix for text in addresses if (prefix := prefix_of(text))}))
-
-
-def prefix_of(address: str) -> str:
-    """`203.0.113.9:7000` -> `203.0.113.0/24`, `[2001:db8::1]:7000` -> `2001:db8::/48`; "" for a name or loopback."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return ""
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    if ip.is_loopback:
-        return ""
-    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))

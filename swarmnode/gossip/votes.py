@@ -6,10 +6,10 @@ import hashlib
 
 from swarmnode.config import MarketConfig
 from swarmnode.errors import ProtocolError
-from swarmnode.gossip.coverage import site_of
 from swarmnode.gossip.demand import Demand, aggregate, even_demand
 from swarmnode.gossip.records import DemandRecord
 from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.sites import site_of
 from swarmnode.gossip.sketch import DemandSketch
 from swarmnode.gossip.table import RecordTable
 

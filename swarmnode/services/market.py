@@ -15,10 +15,11 @@ import trio
 
 from swarmnode.config import Config
 from swarmnode.errors import BudgetError, LocalError, RemoteError, StoreError, UnsuitableModelError
-from swarmnode.gossip.coverage import Coverage, MarketView, site_of
+from swarmnode.gossip.coverage import Coverage, MarketView
 from swarmnode.gossip.decisions import Drop, Fetch
 from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord
 from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.sites import site_of
 from swarmnode.gossip.table import Change
 from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.gossip.votes import DemandVotes

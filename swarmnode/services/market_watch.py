@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from swarmnode.config import Config, MarketConfig
 from swarmnode.errors import UsageError
-from swarmnode.gossip.coverage import F32, Coverage, MarketView, scarcity, site_of
+from swarmnode.gossip.coverage import F32, Coverage, MarketView, scarcity
 from swarmnode.gossip.demand import Demand
 from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord, OwnState
 from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.sites import site_of
 from swarmnode.gossip.table import Change, RecordTable
 from swarmnode.gossip.votes import DemandVotes
 from swarmnode.identity import NodeId

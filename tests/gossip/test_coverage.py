@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.coverage import (
-    Coverage,
-    MarketView,
-    is_local_site,
-    scarcity,
-    site_of,
-    target_replicas,
-)
+from swarmnode.gossip.coverage import Coverage, MarketView, scarcity, target_replicas
 from swarmnode.gossip.demand import Demand
 from swarmnode.gossip.records import OwnState
 from swarmnode.weights.slices import ExpertRange
@@ -31,30 +24,6 @@ def coverage(own_site: str = "198.51.100.0/24") -> Coverage:
 
 def at(counted: Coverage, item: ExpertRange = RUN) -> list[float]:
     return [float(value) for value in counted.replicas[SHAPE.slice_of(item)]]
-
-
-@pytest.mark.parametrize(
-    ("addresses", "site"),
-    [
-        (("8.8.8.8:4000",), "8.8.8.0/24"),
-        (("192.168.1.7:4000", "8.8.8.8:4000"), "8.8.8.0/24"),
-        (("[2001:4860:4860::8888]:1",), "2001:4860:4860::/48"),
-        (("[::ffff:8.8.8.8]:1",), "8.8.8.0/24"),
-        (("Host.example:4000",), "name host.example"),
-        (("192.168.1.7:4000",), "192.168.1.0/24"),
-        (("127.0.0.1:4000",), "127.0.0.0/24"),
-        ((), "nowhere"),
-    ],
-)
-def test_sites(addresses: tuple[str, ...], site: str) -> None:
-    assert site_of(addresses, ()) == site
-    assert is_local_site(site) == (site.startswith(("192", "127", "nowhere")))
-
-
-def test_a_relay_is_the_site_of_nodes_without_a_public_address() -> None:
-    relay = node_id(5)
-    assert site_of(("10.0.0.1:1",), (relay,)) == site_of((), (relay, node_id(6))) == f"relay {relay}"
-    assert site_of(("8.8.8.8:1",), (relay,)) == "8.8.8.0/24"
 
 
 def test_serving_counts_whole_fetching_half() -> None:

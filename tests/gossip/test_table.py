@@ -7,13 +7,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.config import GossipConfig
 from swarmnode.gossip.records import NODE, OwnState, Record, network_id, sign_demand
-from swarmnode.gossip.table import AGE_UNIT, GRACE_S, Change, Heard, Outcome, RecordTable, prefix_of
+from swarmnode.gossip.table import AGE_UNIT, GRACE_S, Change, Heard, Outcome, RecordTable
 
 from .samples import CONFIG, DEMAND, NETWORK_ID, contents, key_of, record_of, state_of, table_of
 
@@ -307,18 +306,3 @@ def test_the_inner_lists_agree(offers: list[tuple[int, int, int]], seed: int) ->
     grouped = sorted(key for group in table._by_prefix.values() for key in group)
     assert grouped == sorted(entries)
     assert table._by_source.total() == len(entries)
-
-
-@pytest.mark.parametrize(
-    ("address", "prefix"),
-    [
-        ("203.0.113.9:7000", "203.0.113.0/24"),
-        ("[2001:db8:1:2::9]:7000", "2001:db8:1::/48"),
-        ("[::ffff:203.0.113.9]:7000", "203.0.113.0/24"),
-        ("127.0.0.1:7000", ""),
-        ("[::1]:7000", ""),
-        ("node.example.org:7000", ""),
-    ],
-)
-def test_prefixes(address: str, prefix: str) -> None:
-    assert prefix_of(address) == prefix
