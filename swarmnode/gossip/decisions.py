@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from swarmnode.gossip.coverage import F32
+from swarmnode.gossip.shape import F32
 from swarmnode.weights.slices import ExpertRange
 
 

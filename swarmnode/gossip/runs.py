@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.config import MarketConfig
-from swarmnode.gossip.coverage import F32
-from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.shape import F32, MarketShape
 from swarmnode.weights.slices import ExpertRange
 
 Bools = npt.NDArray[np.bool_]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ import numpy.typing as npt
 from swarmnode.errors import UsageError
 from swarmnode.weights.manifest import Manifest
 from swarmnode.weights.slices import ExpertRange
+
+F32: TypeAlias = npt.NDArray[np.float32]
+"""Where nothing else is said, one number an expert: [MarketShape.size]."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from enum import Enum
 import numpy as np
 
 from swarmnode.config import MarketConfig
-from swarmnode.gossip.coverage import F32, scarcity, target_replicas
 from swarmnode.gossip.decisions import Claim, Decision, Drop, Fetch, View, Withdraw
 from swarmnode.gossip.priority import order_of, share_of
 from swarmnode.gossip.runs import Runs
-from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.scarcity import scarcity, target_replicas
+from swarmnode.gossip.shape import F32, MarketShape
 from swarmnode.weights.slices import ExpertRange, merge_pairs
 
 

@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from swarmnode.config import Config, MarketConfig
 from swarmnode.errors import UsageError
-from swarmnode.gossip.coverage import F32, Coverage, MarketView, scarcity
+from swarmnode.gossip.coverage import Coverage, MarketView
 from swarmnode.gossip.demand import Demand
 from swarmnode.gossip.records import DEMAND, ModelHoldings, NodeRecord, OwnState
-from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.scarcity import scarcity
+from swarmnode.gossip.shape import F32, MarketShape
 from swarmnode.gossip.sites import site_of
 from swarmnode.gossip.table import Change, RecordTable
 from swarmnode.gossip.votes import DemandVotes
@@ -61,7 +62,7 @@ class MarketSnapshot:
 
     `replicas` f32: trustworthy replicas (gossip.coverage), holders that announced themselves among them. Nodes counted
     whole, i32: `holders` serve an expert by their records, `fetching` fetch it (without lost ones), `announced` said so
-    over HTTP. `scarcity` f32: gossip.coverage.scarcity. `n_nodes`: nodes that serve or fetch, `lost` ones among them:
+    over HTTP. `scarcity` f32: gossip.scarcity.scarcity. `n_nodes`: nodes that serve or fetch, `lost` ones among them:
     gone, though their records stand.
     """
 

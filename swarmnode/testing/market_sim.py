@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.config import GossipConfig, MarketConfig
-from swarmnode.gossip.coverage import F32
 from swarmnode.gossip.decisions import Claim, Drop, Fetch, Withdraw
 from swarmnode.gossip.demand import Demand, aggregate, even_demand
 from swarmnode.gossip.priority import is_before
 from swarmnode.gossip.rates import Pace
-from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.shape import F32, MarketShape
 from swarmnode.gossip.sketch import MAX_UNMET, SHARE_UNIT, DemandSketch
 from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.weights.slices import ExpertRange

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.gossip.coverage import F32
 from swarmnode.gossip.decisions import Claim, Decision, Drop, Fetch, Withdraw
-from swarmnode.gossip.shape import MarketShape
+from swarmnode.gossip.shape import F32, MarketShape
 from swarmnode.gossip.volunteering import Volunteer
 from swarmnode.weights.slices import ExpertRange, merge_pairs, overlapping
 from tests.gossip.market import CONFIG, Market, MarketNode, even_shape
