@@ -1,21 +1,21 @@
 """The records a node knows: at most one of each node and kind, the one with the highest version. Pure.
 
 Merging is commutative, associative and idempotent: (incarnation, counter) decides, and of two records with the same
-version and other bytes the one with the smaller hash stays. What is kept is bounded in all, by the /24 or /48 of a
-record's addresses and by the peer that brought it. Nobody can say that another node is gone: a record ends by its
-node's signed leave, or `min(ttl, max_ttl_s)` after it was issued, by our own monotonic clock (docs/gossip.md, "Age").
+version and other bytes the one with the smaller hash stays. What is kept is bounded (`places.py`). Nobody can say that
+another node is gone: a record ends by its node's signed leave, or `min(ttl, max_ttl_s)` after it was issued, by our own
+monotonic clock (docs/gossip.md, "Age").
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from swarmnode.config import GossipConfig
+from swarmnode.gossip.places import Entry, Key, Places
 from swarmnode.gossip.rates import Dice
 from swarmnode.gossip.records import (
     DEMAND,
@@ -30,12 +30,7 @@ from swarmnode.gossip.records import (
 from swarmnode.gossip.sites import prefixes_of
 from swarmnode.identity import NodeId
 
-Key: TypeAlias = bytes
-"""A kind of record and a node (records.record_key)."""
-
 MAX_CONFLICTS = 1024
-GRACE_S = 30.0
-"""How long a record stands at least, however old it is said to be: all neighbours have told its age by then."""
 MUCH_YOUNGER = 16
 """A difference of ages, in 255ths of a life, that neighbours are told of."""
 AGE_UNIT = 255
@@ -93,37 +88,6 @@ class Change:
     record: Record | None
 
 
-class Entry:
-    """A record and what is known of it here."""
-
-    __slots__ = ("born_s", "known_s", "life_s", "place", "prefixes", "record", "seen_s", "source")
-
-    def __init__(self, known_s: float, source: NodeId | None, place: int) -> None:
-        self.known_s = known_s
-        """When the node was first seen, without a gap since."""
-        self.source = source
-        """The peer that brought the node's first record; None: ourselves."""
-        self.place = place
-        """Where the key stands in the table's list."""
-
-    def take(
-        self, record: Record, seen_s: float, born_s: float, life_s: float, prefixes: tuple[str, ...]
-    ) -> None:
-        """The first record, or another in its place."""
-        self.record = record
-        self.seen_s = seen_s
-        """When this version was first seen."""
-        self.born_s = born_s
-        """When it was issued, by the least age that anybody told; never after `seen_s`."""
-        self.life_s = life_s
-        self.prefixes = prefixes
-
-    @property
-    def end_s(self) -> float:
-        """When the record has lived its time. A stranger's word that it is old counts only after GRACE_S."""
-        return max(self.born_s + self.life_s, self.seen_s + min(self.life_s, GRACE_S))
-
-
 class RecordTable:
     """Everything known, bounded. `own`'s records are kept like others' but never evicted."""
 
@@ -131,15 +95,10 @@ class RecordTable:
         self._config = config
         self._network = network
         self._own = own
-        self._rng = rng
-        self._entries: dict[Key, Entry] = {}
-        self._keys: list[Key] = []
+        self._places = Places(config, own, rng)
         self._ids: dict[bytes, Entry] = {}
         self._gone: OrderedDict[Key, tuple[Version, float]] = OrderedDict()
         self._passed: OrderedDict[bytes, None] = OrderedDict()  # a dict's first key is not found in O(1)
-        self._by_source: Counter[NodeId] = Counter()
-        self._by_prefix: dict[str, list[Key]] = {}
-        self._pinned: set[NodeId] = {own}
         self._changes: dict[Key, Change] = {}
         self._conflicts: OrderedDict[NodeId, int] = OrderedDict()
         self._next_expiry_s = math.inf
@@ -147,11 +106,11 @@ class RecordTable:
     # -- reading
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._places)
 
     def live(self) -> Iterator[NodeRecord]:
         """Records of nodes that are there, in no order; not those that leave."""
-        for entry in self._entries.values():
+        for entry in self._places.entries():
             record = entry.record
             if isinstance(record, NodeRecord) and not record.leaving:
                 yield record
@@ -160,19 +119,19 @@ class RecordTable:
         """Demand of backbones, those first whose demand is known for the longest (a newer record keeps its place); not
         of those that leave.
         """
-        for entry in self._entries.values():
+        for entry in self._places.entries():
             record = entry.record
             if isinstance(record, DemandRecord) and not self._leaves(record.node_id):
                 yield record
 
     def get(self, node_id: NodeId) -> NodeRecord | None:
         """The node's record, also one that says that it leaves."""
-        entry = self._entries.get(record_key(node_id, NODE))
+        entry = self._places.get(record_key(node_id, NODE))
         return entry.record if entry is not None and isinstance(entry.record, NodeRecord) else None
 
     def demand(self, node_id: NodeId) -> DemandRecord | None:
         """The node's demand."""
-        entry = self._entries.get(record_key(node_id, DEMAND))
+        entry = self._places.get(record_key(node_id, DEMAND))
         return entry.record if entry is not None and isinstance(entry.record, DemandRecord) else None
 
     def by_id(self, record_id: bytes) -> Record | None:
@@ -182,7 +141,7 @@ class RecordTable:
 
     def records(self) -> Iterator[Record]:
         """All records, also of nodes that leave."""
-        return (entry.record for entry in self._entries.values())
+        return (entry.record for entry in self._places.entries())
 
     def ids(self) -> list[bytes]:
         """Ids of all records, in no order."""
@@ -190,7 +149,7 @@ class RecordTable:
 
     def of(self, node_id: NodeId) -> list[Record]:
         """The node's records, of every kind."""
-        entries = [self._entries.get(record_key(node_id, kind)) for kind in (NODE, DEMAND)]
+        entries = [self._places.get(record_key(node_id, kind)) for kind in (NODE, DEMAND)]
         return [entry.record for entry in entries if entry is not None]
 
     @property
@@ -200,13 +159,13 @@ class RecordTable:
 
     def first_known_s(self, node_id: NodeId) -> float | None:
         """Since when the node is known without a gap, by our monotonic clock."""
-        entry = self._entries.get(record_key(node_id, NODE))
+        entry = self._places.get(record_key(node_id, NODE))
         return None if entry is None else entry.known_s
 
     def issued_s(self, node_id: NodeId) -> float | None:
         """When the node's record was issued, by our monotonic clock and the least age that anybody told: some seconds
         early, as ages are rounded up."""
-        entry = self._entries.get(record_key(node_id, NODE))
+        entry = self._places.get(record_key(node_id, NODE))
         return None if entry is None else entry.born_s
 
     def take_changes(self) -> list[Change]:
@@ -251,7 +210,7 @@ class RecordTable:
         """What `offer` would say, before the signature is checked or the body read."""
         if envelope.network != self._network:
             return Verdict(Outcome.REFUSED, reason="another network")
-        entry = self._entries.get(envelope.key)
+        entry = self._places.get(envelope.key)
         if envelope.node_id == self._own:
             return self._judge_own(envelope, entry)
         if entry is None:
@@ -280,22 +239,21 @@ class RecordTable:
         """Drop what has lived its time; `take_changes` tells. Cheap while nothing is due."""
         if now_s < self._next_expiry_s:
             return
-        due = [key for key, entry in self._entries.items() if entry.end_s <= now_s]
-        for key in due:
-            entry = self._entries[key]
+        for entry in [entry for entry in self._places.entries() if entry.end_s <= now_s]:
             self._remember_gone(entry.record, now_s)
-            self._remove(entry)
+            self._places.remove(entry)
+            self._dropped(entry)
         for key in [key for key, (_, until_s) in self._gone.items() if until_s <= now_s]:
             del self._gone[key]
         self._next_expiry_s = min(
-            min((entry.end_s for entry in self._entries.values()), default=math.inf),
+            min((entry.end_s for entry in self._places.entries()), default=math.inf),
             min((until_s for _, until_s in self._gone.values()), default=math.inf),
         )
         self._next_expiry_s = max(self._next_expiry_s, now_s + 1.0)
 
     def slept(self, asleep_s: float) -> None:
         """Our clock stood still for so long: everything was seen as much earlier."""
-        for entry in self._entries.values():
+        for entry in self._places.entries():
             entry.known_s -= asleep_s
             entry.seen_s -= asleep_s
             entry.born_s -= asleep_s
@@ -310,7 +268,7 @@ class RecordTable:
 
     def pin(self, node_id: NodeId, pinned: bool) -> None:
         """A node with an open connection is never evicted."""
-        (self._pinned.add if pinned else self._pinned.discard)(node_id)
+        self._places.pin(node_id, pinned)
 
     # -- the parts
 
@@ -335,93 +293,33 @@ class RecordTable:
         if born_s + life_s <= now_s:
             return Verdict(Outcome.REFUSED, reason="at its end")
         prefixes = prefixes_of(record)
-        reason = self._make_room(record.key, prefixes, source)
+        evicted, reason = self._places.make_room(record.key, prefixes, source)
+        for entry in evicted:
+            self._dropped(entry)
         if reason:
             self._pass(record.id)
             return Verdict(Outcome.REFUSED, reason=reason)
-        entry = self._entries.get(record.key)
-        if entry is None:
-            entry = Entry(now_s, source, len(self._keys))
-            self._entries[record.key] = entry
-            self._keys.append(record.key)
-            if source is not None:
-                self._by_source[source] += 1
-        else:
-            self._forget_record(entry)
-        entry.take(record, now_s, born_s, life_s, prefixes)
-        for prefix in prefixes:
-            self._by_prefix.setdefault(prefix, []).append(record.key)
+        before = self._places.get(record.key)
+        if before is not None:
+            self._forget(before.record)
+        entry = self._places.put(record.key, prefixes, now_s, source)
+        entry.take(record, now_s, born_s, life_s)
         self._ids[record.id] = entry
         self._gone.pop(record.key, None)
         self._next_expiry_s = min(self._next_expiry_s, entry.end_s)
         self._changes[record.key] = Change(record.node_id, record.kind, None if record.leaving else record)
         return verdict
 
-    def _make_room(self, key: Key, prefixes: tuple[str, ...], source: NodeId | None) -> str:
-        """Evict what this record takes the place of; why it cannot be kept, or ""."""
-        entry = self._entries.get(key)
-        config = self._config
-        for prefix in prefixes:
-            if entry is not None and prefix in entry.prefixes:
-                continue
-            group = self._by_prefix.get(prefix, ())
-            if len(group) >= config.max_per_prefix and not self._evict(group, key, None):
-                return "too many nodes of one prefix"
-        if entry is not None:
-            return ""
-        most = int(config.max_records * config.max_source_share)
-        crowded = source is not None and self._by_source[source] >= most
-        if crowded and not self._evict(self._keys, key, source):
-            return "too many nodes from one peer"
-        if len(self._entries) >= config.max_records and not self._evict(self._keys, key, None):
-            return "the table is full"
-        return ""
+    def _dropped(self, entry: Entry) -> None:
+        """The entry is none any more."""
+        record = entry.record
+        self._forget(record)
+        self._changes[record.key] = Change(record.node_id, record.kind, None)
 
-    def _evict(self, group: Sequence[Key], but: Key, source: NodeId | None) -> bool:
-        """Drop the youngest-known of a random sample of `group` (of those that `source` brought)."""
-        config = self._config
-        youngest: Entry | None = None
-        found = 0
-        for _ in range(8 * config.eviction_sample):
-            key = group[self._rng.randrange(len(group))]
-            entry = self._entries[key]
-            pinned = entry.record.node_id in self._pinned
-            if key == but or pinned or (source is not None and entry.source != source):
-                continue
-            if youngest is None or entry.known_s > youngest.known_s:
-                youngest = entry
-            found += 1
-            if found == config.eviction_sample:
-                break
-        if youngest is None:
-            return False
-        self._remove(youngest)
-        return True
-
-    def _remove(self, entry: Entry) -> None:
-        key = entry.record.key
-        self._forget_record(entry)
-        del self._entries[key]
-        last = self._keys.pop()
-        if last != key:
-            self._keys[entry.place] = last
-            self._entries[last].place = entry.place
-        if entry.source is not None:
-            self._by_source[entry.source] -= 1
-            if not self._by_source[entry.source]:
-                del self._by_source[entry.source]
-        self._changes[key] = Change(entry.record.node_id, entry.record.kind, None)
-
-    def _forget_record(self, entry: Entry) -> None:
-        """The entry's record is replaced or removed."""
-        key = entry.record.key
-        self._ids.pop(entry.record.id, None)
-        self._pass(entry.record.id)
-        for prefix in entry.prefixes:
-            group = self._by_prefix[prefix]
-            group.remove(key)
-            if not group:
-                del self._by_prefix[prefix]
+    def _forget(self, record: Record) -> None:
+        """It was replaced or removed."""
+        self._ids.pop(record.id, None)
+        self._pass(record.id)
 
     def _remember_gone(self, record: Record, now_s: float) -> None:
         self._gone[record.key] = (record.version, now_s + self._config.gone_s)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.config import GossipConfig
+from swarmnode.gossip.places import GRACE_S
 from swarmnode.gossip.records import NODE, OwnState, Record, network_id, sign_demand
-from swarmnode.gossip.table import AGE_UNIT, GRACE_S, Change, Heard, Outcome, RecordTable
+from swarmnode.gossip.table import AGE_UNIT, Change, Heard, Outcome, RecordTable
 
 from .samples import CONFIG, DEMAND, NETWORK_ID, contents, key_of, record_of, state_of, table_of
 
@@ -298,11 +299,12 @@ def test_the_inner_lists_agree(offers: list[tuple[int, int, int]], seed: int) ->
         record = record_of(number, (1, counter), state_of(f"198.51.{place}.1:7000"))
         table.offer(record, 10.0 * step, key_of(100 + number % 3).node_id)
         table.expire(10.0 * step)
-    entries = table._entries
+    places = table._places
+    entries = places._entries
     assert len(entries) <= 12
-    assert sorted(table._keys) == sorted(entries)
-    assert all(table._keys[entry.place] == key for key, entry in entries.items())
+    assert sorted(places._keys) == sorted(entries)
+    assert all(places._keys[entry.place] == key for key, entry in entries.items())
     assert set(table._ids) == {entry.record.id for entry in entries.values()}
-    grouped = sorted(key for group in table._by_prefix.values() for key in group)
+    grouped = sorted(key for group in places._by_prefix.values() for key in group)
     assert grouped == sorted(entries)
-    assert table._by_source.total() == len(entries)
+    assert places._by_source.total() == len(entries)
