@@ -64,7 +64,7 @@ class GossipConfig:
     """The same at once: a newcomer has 2,000 records within a second, 10,000 from one peer in half a minute."""
     work_per_s: float = 64.0
     """Messages answered for one peer (lists count for more, a comparison for 32 * (1 + records here / 4,096), see
-    gossip.core.DIGEST_WORK); more is refused as busy."""
+    gossip.work.DIGEST_WORK); more is refused as busy."""
     work_burst: int = 512
     all_checks_per_s: float = 512.0
     """Signatures checked for all peers together (0.35 ms each, with all that a new record costs): identities are free,

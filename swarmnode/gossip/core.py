@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from swarmnode.config import GossipConfig
 from swarmnode.errors import ProtocolError
-from swarmnode.gossip import anti_entropy, bodies
+from swarmnode.gossip import bodies
 from swarmnode.gossip.asking import Asking
+from swarmnode.gossip.comparing import Comparing
 from swarmnode.gossip.overlay import Overlay, Peer
 from swarmnode.gossip.own import OwnRecords
-from swarmnode.gossip.rates import Dice, TokenBucket
-from swarmnode.gossip.records import (
-    Envelope,
-    ModelDemand,
-    OwnState,
-    Record,
-    is_genuine,
-    network_id,
-    open_untrusted,
-    read_envelope_untrusted,
-)
+from swarmnode.gossip.rates import Dice
+from swarmnode.gossip.reading import PlainReader, RecordReader
+from swarmnode.gossip.records import Envelope, ModelDemand, OwnState, network_id
 from swarmnode.gossip.table import AGE_UNIT, Change, Heard, Outcome, RecordTable
+from swarmnode.gossip.telling import Telling
 from swarmnode.gossip.view import ALL, View
+from swarmnode.gossip.work import Work, work_of
 from swarmnode.identity import NodeId, NodeKey
-from swarmnode.wire import constants as c
 from swarmnode.wire.messages import (
     GossipDifferences,
     GossipDigest,
@@ -46,14 +39,6 @@ from swarmnode.wire.messages import (
 
 UPKEEP_S = 1.0
 """How often links and comparisons are looked at."""
-DIGEST_WORK = 32.0
-"""What a comparison counts for among the messages of a peer: DIGEST_WORK * (1 + records here / DIGEST_RECORDS)."""
-DIGEST_RECORDS = 4096
-QUIET_SHARE = 0.5
-"""Of a peer's burst: who has saved so much is not refused, whatever the request costs (a comparison of a full table:
-0.2 s). What it costs beyond is owed, and nothing is answered meanwhile."""
-IDS_A_WORK = 64.0
-RECORDS_A_WORK = 32.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +48,6 @@ class Outgoing:
     peer: NodeId
     message: Message
     body: bytes = b""
-
-
-class RecordReader(Protocol):
-    """How bytes become records. The simulator shares parsed records and remembers checked signatures."""
-
-    def read_envelope_untrusted(self, data: bytes) -> Envelope:
-        """The head. Raises ProtocolError."""
-        ...
-
-    def is_genuine(self, envelope: Envelope) -> bool:
-        """Whether the signature is right."""
-        ...
-
-    def open_untrusted(self, envelope: Envelope) -> Record:
-        """The whole record. Raises ProtocolError."""
-        ...
-
-
-class PlainReader:
-    """Reads and checks everything, every time."""
-
-    def read_envelope_untrusted(self, data: bytes) -> Envelope:
-        return read_envelope_untrusted(data)
-
-    def is_genuine(self, envelope: Envelope) -> bool:
-        return is_genuine(envelope)
-
-    def open_untrusted(self, envelope: Envelope) -> Record:
-        return open_untrusted(envelope)
 
 
 class GossipCore:
@@ -112,7 +68,6 @@ class GossipCore:
         reader: RecordReader | None = None,
     ) -> None:
         self._config = config
-        self._rng = rng
         self._view = view
         self._reader = reader or PlainReader()
         network_bytes = network_id(network)
@@ -122,10 +77,20 @@ class GossipCore:
         self._overlay = Overlay(config, rng)
         self._output: list[Outgoing] = []
         self._asking = Asking(config, self._overlay, self._hear, self._want)
-        self._tellable: set[NodeId] = set()
-        self._work = TokenBucket(config.all_work_per_s, config.all_work_burst, -math.inf)
+        self._telling = Telling(config, self._overlay, self.table, self._have)
+        self._comparing = Comparing(
+            config,
+            self._overlay,
+            self.table,
+            self._telling,
+            self.node_id,
+            view,
+            rng,
+            self._send,
+            self._hear_offers,
+        )
+        self._work = Work(config, self._overlay)
         self._upkeep_s = -math.inf
-        self._sync_s = math.inf
 
     # -- what the node does
 
@@ -173,7 +138,7 @@ class GossipCore:
         if peer == self.node_id or self._overlay.get(peer) is not None:
             return
         known = self._overlay.add(peer, now_s)
-        known.sync_s = now_s + self._config.first_sync_s * self._rng.random()
+        self._comparing.joined(known, now_s)
         self._asking.joined()
         self.table.pin(peer, True)
         self._upkeep_s = -math.inf
@@ -184,7 +149,7 @@ class GossipCore:
         if gone is None:
             return
         self._asking.left(gone)
-        self._tellable.discard(peer)
+        self._telling.left(gone)
         self.table.pin(peer, False)
 
     def slept(self, asleep_s: float) -> None:
@@ -198,14 +163,13 @@ class GossipCore:
         """What is due. Cheap when nothing is; four times a second is often enough."""
         self.table.expire(now_s)
         self._issue(now_s, wall_s)
-        if self._tellable:
-            self._tell_due(now_s)
+        self._telling.tell_due(now_s)
         if now_s < self._upkeep_s:
             return
         self._upkeep_s = now_s + UPKEEP_S
         self._asking.ask_all(now_s)
         self._keep_links(now_s)
-        self._compare_due(now_s)
+        self._comparing.compare_due(now_s)
 
     def failed(self, sent: Outgoing, now_s: float) -> None:
         """A request got no answer, or was refused."""
@@ -213,14 +177,11 @@ class GossipCore:
         if peer is None:
             return
         if isinstance(sent.message, GossipHave):
-            again, peer.telling = peer.telling or [], None
-            for record_id in again:
-                self._note_pending(peer, record_id, now_s)
+            self._telling.failed(peer, now_s)
         elif isinstance(sent.message, GossipWant):
             self._asking.failed(peer, now_s)
         elif isinstance(sent.message, GossipDigest):
-            peer.comparing = False
-            peer.sync_s = now_s + self._config.request_timeout_s
+            self._comparing.failed(peer, now_s)
         elif isinstance(sent.message, GossipLink):
             peer.linking = False
 
@@ -234,10 +195,9 @@ class GossipCore:
         if isinstance(reply, GossipRecords):
             self._receive_records(peer, body, now_s)
         elif isinstance(reply, GossipDifferences) and isinstance(sent.message, GossipDigest):
-            peer.comparing = False
-            self._receive_differences(peer, sent, reply, body, now_s)
+            self._comparing.receive_untrusted(peer, sent.body, reply, body, now_s)
         elif isinstance(reply, Ok) and isinstance(sent.message, GossipHave):
-            peer.telling = None
+            self._telling.answered(peer)
         elif isinstance(reply, Ok) and isinstance(sent.message, GossipLink):
             peer.linking = False
             peer.linked = peer.ours = sent.message.scope != "none"
@@ -255,7 +215,7 @@ class GossipCore:
         peer = self._overlay.get(node_id)
         if peer is None:
             return Refused("not_allowed", "not connected", 0), b""
-        if not self._has_time(peer, self._work_of(message, len(body)), now_s):
+        if not self._work.take(peer, work_of(message, len(body), len(self.table)), now_s):
             return Refused("busy", "too many messages", self._config.busy_retry_ms), b""
         if isinstance(message, GossipHave):
             self._hear_offers(peer, bodies.read_offers_untrusted(body), now_s)
@@ -263,85 +223,20 @@ class GossipCore:
         if isinstance(message, GossipWant):
             return GossipRecords(), self._wanted_records(bodies.read_ids_untrusted(body), now_s)
         if isinstance(message, GossipDigest):
-            return self._answer_digest(peer, message, bytes(body), now_s)
+            return self._comparing.answer_untrusted(peer, message, bytes(body), now_s)
         if isinstance(message, GossipLink):
             return self._answer_link(peer, message, now_s), b""
         return Refused("unsupported", "no gossip", 0), b""
-
-    def _has_time(self, peer: Peer, work: float, now_s: float) -> bool:
-        """Whether the peer's request may be answered. When all together ask for too much, each has an even share.
-
-        The peer's own bucket is asked first: what is refused takes nothing from others.
-        """
-        config = self._config
-        quiet = QUIET_SHARE * config.work_burst
-        left = peer.work.left(now_s)
-        if left < min(work, quiet):
-            return False
-        cost = work
-        if not self._work.take(work, now_s):
-            share = config.all_work_per_s / (config.work_per_s * len(self._overlay))
-            cost = work / min(1.0, share)
-            if left < min(cost, quiet):
-                return False
-        peer.work.spend(cost, now_s)
-        return True
-
-    def _work_of(self, message: Message, body_bytes: int) -> float:
-        if isinstance(message, GossipDigest):
-            return DIGEST_WORK * (1.0 + len(self.table) / DIGEST_RECORDS)
-        if isinstance(message, GossipWant):
-            return 1.0 + body_bytes / c.GOSSIP_ID_BYTES / RECORDS_A_WORK
-        return 1.0 + body_bytes / c.GOSSIP_OFFER_BYTES / IDS_A_WORK
 
     # -- our own records
 
     def _issue(self, now_s: float, wall_s: float) -> None:
         for record in self._own.due(now_s, wall_s):
             self.table.offer(record, now_s)
-            self._spread(record, None, now_s)
+            self._telling.spread(record, None, now_s)
             for peer in self._overlay:
                 if peer.linked:
-                    self._tell(peer, now_s)
-
-    # -- telling
-
-    def _spread(self, record: Record, source: NodeId | None, now_s: float) -> None:
-        for peer in self._overlay:
-            if peer.linked and peer.node_id != source and peer.view.matches(record):
-                self._note_pending(peer, record.id, now_s)
-
-    def _note_pending(self, peer: Peer, record_id: bytes, now_s: float) -> None:
-        if not peer.pending:
-            self._tellable.add(peer.node_id)
-            peer.tell_s = max(now_s + self._config.have_wait_s, peer.told_s + self._config.have_interval_s)
-        peer.pending[record_id] = None
-        if len(peer.pending) > self._config.max_pending:
-            del peer.pending[next(iter(peer.pending))]
-
-    def _tell_due(self, now_s: float) -> None:
-        for node_id in list(self._tellable):
-            peer = self._overlay.get(node_id)
-            if peer is not None and now_s >= peer.tell_s:
-                self._tell(peer, now_s)
-
-    def _tell(self, peer: Peer, now_s: float) -> None:
-        """Send what is pending, unless the last GossipHave is still under way."""
-        if peer.telling is not None or not peer.pending:
-            return
-        offers: list[bodies.Offer] = []
-        for record_id in list(peer.pending)[: c.MAX_GOSSIP_IDS]:
-            del peer.pending[record_id]
-            age = self.table.age(record_id, now_s)
-            if age < AGE_UNIT:  # else it was replaced meanwhile
-                offers.append((record_id, age))
-        if not peer.pending:
-            self._tellable.discard(peer.node_id)
-        if offers:
-            peer.told_s = now_s
-            peer.tell_s = now_s + self._config.have_interval_s
-            peer.telling = [record_id for record_id, _ in offers]
-            self._send(peer, GossipHave(), bodies.pack_offers(offers))
+                    self._telling.tell(peer, now_s)
 
     def _send(self, peer: Peer, message: Message, body: bytes = b"") -> None:
         self._output.append(Outgoing(peer.node_id, message, body))
@@ -349,21 +244,21 @@ class GossipCore:
     # -- hearing and asking
 
     def _hear_offers(self, peer: Peer, offers: list[bodies.Offer], now_s: float) -> None:
-        for record_id, _ in offers:
-            peer.pending.pop(record_id, None)
+        self._telling.knows(peer, offers)
         self._asking.offered(peer, offers, now_s)
-        if not peer.pending:
-            self._tellable.discard(peer.node_id)
 
     def _hear(self, peer: Peer, record_id: bytes, age: int, now_s: float) -> bool:
         """Whether we know the record; wrong ages are set right, here and at neighbours."""
         heard = self.table.hear(record_id, age, now_s)
         record = self.table.by_id(record_id) if heard in (Heard.YOUNGER, Heard.OLDER) else None
         if record is not None and heard is Heard.YOUNGER:
-            self._spread(record, peer.node_id, now_s)
-        elif record is not None and peer.linked and peer.view.matches(record):
-            self._note_pending(peer, record_id, now_s)
+            self._telling.spread(record, peer.node_id, now_s)
+        elif record is not None:
+            self._telling.push(peer, record, now_s)
         return heard is not Heard.UNKNOWN
+
+    def _have(self, peer: Peer, offers: list[bodies.Offer]) -> None:
+        self._send(peer, GossipHave(), bodies.pack_offers(offers))
 
     def _want(self, peer: Peer, ids: bytes) -> None:
         self._send(peer, GossipWant(), ids)
@@ -395,7 +290,7 @@ class GossipCore:
         if verdict.outcome is Outcome.OWN_NEWER:
             self._own.meet(record.kind, record.version, now_s)
         elif verdict.changed:
-            self._spread(record, peer.node_id, now_s)
+            self._telling.spread(record, peer.node_id, now_s)
 
     def _wanted_records(self, ids: list[bytes], now_s: float) -> bytes:
         found: list[tuple[int, bytes]] = []
@@ -407,76 +302,6 @@ class GossipCore:
             if age < AGE_UNIT:
                 found.append((age, record.data))
         return bodies.pack_records(found)
-
-    # -- comparing
-
-    def _compare_due(self, now_s: float) -> None:
-        if self._sync_s == math.inf:
-            self._sync_s = now_s + self._config.sync_interval_s * self._rng.random()
-        for peer in self._overlay:
-            if peer.sync_s <= now_s:
-                self._compare(peer)
-        if now_s >= self._sync_s:
-            self._sync_s = now_s + self._config.sync_interval_s
-            chosen = self._overlay.any_peer()
-            if chosen is not None:
-                self._compare(chosen)
-
-    def _compare(self, peer: Peer) -> None:
-        if peer.comparing:
-            return
-        peer.comparing, peer.sync_s = True, math.inf
-        ids = self._ids_in(self._view, self.node_id)
-        n_buckets = anti_entropy.buckets_for(len(ids), self._config.bucket_records)
-        salt = self._rng.randbytes(c.GOSSIP_SALT_BYTES)
-        view = self._view
-        message = GossipDigest(salt, view.scope, view.roles, view.models, view.layers)
-        self._send(peer, message, anti_entropy.digest(anti_entropy.in_buckets(ids, n_buckets), salt))
-
-    def _ids_in(self, view: View, asker: NodeId) -> list[bytes]:
-        """What is compared: records of the view, and those of the asker itself, which everybody has to hear of."""
-        if view.scope == "all":
-            return self.table.ids()
-        return [r.id for r in self.table.records() if view.matches(r) or r.node_id == asker]
-
-    def _answer_digest(
-        self, peer: Peer, message: GossipDigest, body: bytes, now_s: float
-    ) -> tuple[Message, bytes]:
-        message.check_body_untrusted(len(body))
-        view = View.of(message)
-        if self._view not in (ALL, view):  # the asker would push what we do not want
-            return GossipDifferences(0), b""
-        n_buckets = len(body) // c.GOSSIP_ID_BYTES
-        buckets = anti_entropy.in_buckets(self._ids_in(view, peer.node_id), n_buckets)
-        numbers = anti_entropy.differing(buckets, body, message.salt)
-        if not numbers:
-            peer.sync_s = math.inf  # compared just now
-        self._rng.shuffle(numbers)
-        told = [(number, self._with_ages(buckets[number], now_s)) for number in numbers]
-        packed, left = bodies.pack_buckets(told)
-        return GossipDifferences(left), packed
-
-    def _with_ages(self, ids: list[bytes], now_s: float) -> list[bodies.Offer]:
-        return [(record_id, self.table.age(record_id, now_s)) for record_id in ids]
-
-    def _receive_differences(
-        self, peer: Peer, sent: Outgoing, reply: GossipDifferences, body: bytes | memoryview, now_s: float
-    ) -> None:
-        n_buckets = len(sent.body) // c.GOSSIP_ID_BYTES
-        theirs = bodies.read_buckets_untrusted(body, n_buckets)
-        if not theirs:
-            return
-        ours = anti_entropy.in_buckets(self._ids_in(self._view, self.node_id), n_buckets)
-        n_lacking = 0
-        for bucket, offers in theirs.items():
-            lacking = set(ours[bucket]).difference([record_id for record_id, _ in offers])
-            n_lacking += len(lacking)
-            for record_id in lacking:
-                self._note_pending(peer, record_id, now_s)
-            self._hear_offers(peer, offers, now_s)
-        self._tell(peer, now_s)
-        if reply.left or n_lacking > self._config.max_pending:
-            peer.sync_s = now_s + 2 * self._config.have_interval_s
 
     # -- links
 
@@ -508,5 +333,4 @@ class GossipCore:
     def _tell_own(self, peer: Peer, now_s: float) -> None:
         """A new neighbour may have missed what we issued before the link."""
         for record in self.table.of(self.node_id):
-            if peer.linked and peer.view.matches(record):
-                self._note_pending(peer, record.id, now_s)
+            self._telling.push(peer, record, now_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.config import GossipConfig
 from swarmnode.errors import ProtocolError, UsageError
 from swarmnode.gossip import bodies
-from swarmnode.gossip.core import GossipCore, Outgoing
+from swarmnode.gossip.core import Outgoing
 from swarmnode.gossip.records import OwnState, network_id
 from swarmnode.gossip.view import ALL, View
 from swarmnode.wire import constants as c
@@ -32,11 +30,11 @@ from swarmnode.wire.messages import (
     Refused,
 )
 
+from .cores import PEER, WALL_S, connect, core_of, give, only, run
 from .samples import (
     CONFIG,
     DEMAND,
     MODEL,
-    NETWORK,
     contents,
     error_code,
     holdings_of_layer,
@@ -44,57 +42,6 @@ from .samples import (
     record_of,
     state_of,
 )
-
-WALL_S = 1_800_000_000.0
-PEER = key_of(50).node_id
-
-
-def core_of(
-    number: int = 0, config: GossipConfig = CONFIG, view: View = ALL, incarnation: int = 7
-) -> GossipCore:
-    return GossipCore(key_of(number), NETWORK, config, random.Random(number), incarnation, view=view)
-
-
-def run(cores: list[GossipCore], now_s: float, duration_s: float = 5.0) -> float:
-    """Deliver everything at once, a quarter of a second a tick; the time after."""
-    by_id = {core.node_id: core for core in cores}
-    end_s = now_s + duration_s
-    while now_s < end_s:
-        now_s += 0.25
-        for core in cores:
-            core.tick(now_s, WALL_S)
-        for _ in range(8):
-            for core in cores:
-                for out in core.take_output():
-                    reply, body = by_id[out.peer].answer_untrusted(core.node_id, out.message, out.body, now_s)
-                    core.receive_untrusted(out, reply, body, now_s)
-    return now_s
-
-
-def connect(a: GossipCore, b: GossipCore, now_s: float = 0.0) -> None:
-    a.connected(b.node_id, now_s)
-    b.connected(a.node_id, now_s)
-
-
-def give(core: GossipCore, records: list[bytes], now_s: float = 1.0) -> None:
-    """Let PEER offer these records and answer what is asked for."""
-    if core.table.first_known_s(PEER) is None:
-        core.connected(PEER, now_s)
-    ids = [id_of(data) for data in records]
-    core.answer_untrusted(PEER, GossipHave(), bodies.pack_offers([(i, 0) for i in ids]), now_s)
-    wants = [out for out in core.take_output() if isinstance(out.message, GossipWant)]
-    for want in wants:
-        body = bodies.pack_records([(0, data) for data in records])
-        core.receive_untrusted(want, GossipRecords(), body, now_s)
-
-
-def id_of(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:8]
-
-
-def only(outputs: list[Outgoing], message: type[Message]) -> list[Outgoing]:
-    return [out for out in outputs if isinstance(out.message, message)]
-
 
 # -- the way of a record
 
@@ -301,62 +248,6 @@ def test_signatures_checked_for_one_peer_are_bounded() -> None:
     assert 150 <= asked <= 200
 
 
-def test_offers_and_pending_ids_are_bounded() -> None:
-    config = replace(CONFIG, max_offers=300, max_pending=20, work_burst=10_000, max_passed=64)
-    core = core_of(config=config)
-    core.connected(PEER, 0.0)
-    for start in range(5):
-        offers = [(bytes([start, i >> 8, i & 255]) + bytes(5), 0) for i in range(500)]
-        core.answer_untrusted(PEER, GossipHave(), bodies.pack_offers(offers), 0.0)
-    peer = core._overlay.get(PEER)
-    assert peer is not None
-    assert len(peer.offers) == 300
-    peer.linked, peer.telling = True, []
-    for number in range(100):  # a neighbour that answers nothing
-        core.table.offer(record_of(number + 1), 0.0)
-        core._spread(record_of(number + 1), None, 0.0)
-    assert len(peer.pending) == 20
-    assert record_of(100).id in peer.pending
-
-
-def haves_to_a_neighbour(news_s: list[float], until_s: float) -> list[tuple[float, int]]:
-    """When a neighbour that answers at once is told something, and of how many ids, while one comes at each of these
-    times.
-    """
-    core = core_of()
-    core.connected(PEER, 0.0)
-    peer = core._overlay.get(PEER)
-    assert peer is not None
-    peer.linked = True
-    told = []
-    waiting = list(enumerate(news_s, 1))
-    for eighth in range(int(8 * until_s)):
-        now_s = eighth / 8
-        while waiting and waiting[0][1] <= now_s:
-            record = record_of(waiting.pop(0)[0])
-            core.table.offer(record, now_s)
-            core._spread(record, None, now_s)
-        core.tick(now_s, WALL_S)
-        for have in only(core.take_output(), GossipHave):
-            told.append((now_s, len(have.body) // c.GOSSIP_OFFER_BYTES))
-            core.receive_untrusted(have, Ok(), b"", now_s)
-    return told
-
-
-def test_the_first_new_id_waits_for_others_and_the_next_ones_for_a_second() -> None:
-    wait_s, interval_s = CONFIG.have_wait_s, CONFIG.have_interval_s
-    told = haves_to_a_neighbour([1.0, 1.125, 1.5, 1.75, 5.0], 10.0)
-    assert told == [(1 + wait_s, 2), (1 + wait_s + interval_s, 2), (5 + wait_s, 1)]
-
-
-def test_a_neighbour_hears_once_a_second_however_much_there_is() -> None:
-    told = haves_to_a_neighbour([number / 16 for number in range(16 * 30)], 31.0)
-    times = [told_s for told_s, _ in told]
-    assert min(after - before for before, after in pairwise(times)) >= CONFIG.have_interval_s
-    assert len(told) == 31
-    assert sum(n_ids for _, n_ids in told) == 16 * 30
-
-
 def test_too_many_messages_are_refused_as_busy() -> None:
     core = core_of(config=replace(CONFIG, work_burst=40, work_per_s=1.0))
     core.connected(PEER, 0.0)
@@ -476,33 +367,6 @@ def test_views(view: View, matches: bool) -> None:
     record = record_of(1, state=replace(state_of(), models=(fetching,)))
     assert view.matches(record) == matches
     assert view.matches(record_of(1, state=OwnState(leaving=True))) == (view.scope != "none")
-
-
-# -- anti-entropy
-
-
-def test_two_different_tables_become_one() -> None:
-    a, b = core_of(1), core_of(2)
-    for number in range(10, 500):
-        core = (a, b)[number % 2]
-        core.table.offer(record_of(number), 0.0, key_of(3).node_id)
-    for number in range(500, 510):
-        for core in (a, b):
-            core.table.offer(record_of(number), 0.0, key_of(3).node_id)
-    connect(a, b)
-    run([a, b], 0.0, 6.0)
-    assert len(a.table) == len(b.table) == 500
-    assert contents(a.table) == contents(b.table)
-
-
-def test_a_newcomer_gets_more_than_one_comparison_holds() -> None:
-    config = replace(CONFIG, max_pending=50)
-    old, new = core_of(1, config), core_of(2, config)
-    for number in range(10, 2500):
-        old.table.offer(record_of(number), 0.0, key_of(3).node_id)
-    connect(old, new)
-    run([old, new], 0.0, 20.0)
-    assert len(new.table) == 2490
 
 
 # -- anything at all

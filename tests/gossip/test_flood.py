@@ -50,7 +50,7 @@ def test_a_flood_of_invented_nodes_leaves_the_honest_ones(n_sybils: int) -> None
     for start in range(0, n_sybils, 500):
         for record in sybils(range(start, start + 500), FLOODED):
             attacker.table.offer(record, sim.now_s)
-            attacker.core._spread(record, None, sim.now_s)
+            attacker.core._telling.spread(record, None, sim.now_s)
         sim.run(5.0)
         assert all(len(node.table) <= FLOODED.max_records for node in nodes)
     honest = {node.node_id for node in nodes}

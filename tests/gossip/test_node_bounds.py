@@ -6,7 +6,8 @@ import pytest
 
 from swarmnode.config import GossipConfig
 from swarmnode.gossip.bodies import pack_offers
-from swarmnode.gossip.core import DIGEST_RECORDS, DIGEST_WORK, GossipCore
+from swarmnode.gossip.core import GossipCore
+from swarmnode.gossip.work import DIGEST_RECORDS, DIGEST_WORK
 from swarmnode.identity import NodeId, NodeKey
 from swarmnode.wire.messages import (
     GossipDifferences,
@@ -18,8 +19,8 @@ from swarmnode.wire.messages import (
     Refused,
 )
 
+from .cores import core_of
 from .samples import CONFIG, record_of
-from .test_core import core_of
 
 FLOODERS = [NodeKey.from_seed(bytes([1, number]) * 16).node_id for number in range(64)]
 HONEST = NodeKey.from_seed(bytes([2]) * 32).node_id
@@ -96,7 +97,7 @@ def test_many_connections_get_no_more_answers_than_a_node_has_time_for() -> None
         for flooder in FLOODERS:
             answered += asks(core, flooder, float(second), n_digests=4, n_haves=16)
     assert answered * 32 <= len(FLOODERS) * CONFIG.work_burst + 2 * 60 * CONFIG.all_work_per_s
-    assert core._work.left(59.0) < 1, "nothing is left for anybody at this moment"
+    assert core._work._all.left(59.0) < 1, "nothing is left for anybody at this moment"
     assert is_answered(core, HONEST, GossipHave(), 59.0), "who asked little is still answered"
     assert is_answered(core, HONEST, DIGEST, 59.0)
 
@@ -113,7 +114,7 @@ def test_a_comparison_is_answered_to_who_was_quiet_and_its_cost_is_owed(
     for second in range(120):
         for flooder in FLOODERS:
             answered += asks(core, flooder, float(second), n_digests=4, n_haves=16)
-    assert core._work.left(119.0) < 1
+    assert core._work._all.left(119.0) < 1
     assert is_answered(core, HONEST, DIGEST, 119.0)
     cost = DIGEST_WORK * (1 + 20_000 / DIGEST_RECORDS)
     at_first = CONFIG.all_work_burst // cost + len(FLOODERS)
