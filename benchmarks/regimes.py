@@ -42,7 +42,8 @@ from swarmnode.config import Config, Folders
 from swarmnode.identity import NodeKey
 from swarmnode.models.base import Model
 from swarmnode.net.delay_proxy import LOOPBACK, DelayedTransport, Link
-from swarmnode.node.backbone import BackboneOptions, assemble_backbone, loaded, start_backbone
+from swarmnode.node.backbone import start_backbone
+from swarmnode.node.backbone_parts import BackboneOptions, assemble_backbone, loaded
 from swarmnode.node.common import open_compute
 from swarmnode.node.sending import prepare_policy, prepare_residents
 from swarmnode.services.account import Account

@@ -43,7 +43,7 @@ from swarmnode.models.replay import CoreReplay
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.models.state import SlotStates
 from swarmnode.net.delay_proxy import LOOPBACK
-from swarmnode.node.backbone import BackboneOptions, loaded
+from swarmnode.node.backbone_parts import BackboneOptions, loaded
 from swarmnode.node.common import open_compute
 from swarmnode.services.account import Account
 from swarmnode.services.engine import Engine, GenerateRequest, TokenEvent

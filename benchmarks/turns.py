@@ -36,7 +36,7 @@ from swarmnode.models.chat import ChatTemplate, template_of
 from swarmnode.models.qwen35moe import Qwen35Moe
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.models.state import SlotStates
-from swarmnode.node.backbone import BackboneOptions, assemble_backbone, loaded
+from swarmnode.node.backbone_parts import BackboneOptions, assemble_backbone, loaded
 from swarmnode.node.common import open_compute
 from swarmnode.services.account import Account
 from swarmnode.services.engine import DoneEvent, Engine, GenerateRequest, TokenEvent

@@ -11,7 +11,7 @@ from swarmnode.cli.common import complain, default_secret
 from swarmnode.compute.devices import Device
 from swarmnode.config import Folders
 from swarmnode.net.delay_proxy import LOOPBACK
-from swarmnode.node.backbone import BackboneOptions, loaded
+from swarmnode.node.backbone_parts import BackboneOptions, loaded
 from swarmnode.services.runners import ComputeGate
 from swarmnode.weights.index import ModelIndex
 

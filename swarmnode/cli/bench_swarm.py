@@ -18,7 +18,8 @@ from swarmnode.compute.devices import DeviceInfo
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.delay_proxy import LOOPBACK, DelayedTransport, Link
-from swarmnode.node.backbone import Backbone, BackboneOptions, assemble_backbone, start_backbone
+from swarmnode.node.backbone import start_backbone
+from swarmnode.node.backbone_parts import Backbone, BackboneOptions, assemble_backbone
 from swarmnode.services.members import Standing
 from swarmnode.services.runners import Threads
 from swarmnode.weights.hashing import load_or_build_manifest

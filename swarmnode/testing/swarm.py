@@ -25,7 +25,8 @@ from swarmnode.identity import NodeKey
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.peer import Handler, Peer
-from swarmnode.node.backbone import Backbone, BackboneOptions, assemble_backbone, load_model, start_backbone
+from swarmnode.node.backbone import start_backbone
+from swarmnode.node.backbone_parts import Backbone, BackboneOptions, assemble_backbone, load_model
 from swarmnode.node.worker import Worker, WorkerOptions, assemble_worker
 from swarmnode.services.account import Account
 from swarmnode.services.engine import DoneEvent, GenerateRequest, TokenEvent

@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 from swarmnode.api.access import Access
 from swarmnode.config import Folders
 from swarmnode.identity import NodeKey
-from swarmnode.node.backbone import BackboneOptions, app_of, node_api_of
+from swarmnode.node.backbone_http import app_of, node_api_of
+from swarmnode.node.backbone_parts import BackboneOptions
 from swarmnode.testing.page_server import PageServer, served
 from swarmnode.testing.swarm import Swarm, open_swarm
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf

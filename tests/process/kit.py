@@ -14,13 +14,8 @@ from swarmnode.config import Config, DispatchConfig, Folders
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.tcp import TcpTransport
-from swarmnode.node.backbone import (
-    Backbone,
-    BackboneOptions,
-    assemble_backbone,
-    loaded,
-    start_backbone,
-)
+from swarmnode.node.backbone import start_backbone
+from swarmnode.node.backbone_parts import Backbone, BackboneOptions, assemble_backbone, loaded
 from swarmnode.node.common import open_compute
 from swarmnode.services.members import Standing
 from swarmnode.services.remote_experts import EXACT, RemoteExperts, WireForm

@@ -16,7 +16,8 @@ from swarmnode.errors import BudgetError, NotFiniteError, RequestRefusedError, U
 from swarmnode.models.base import ExpertCall
 from swarmnode.models.sampling import Sampler
 from swarmnode.net.peer import Asked, Body, Handler, Peer
-from swarmnode.node.backbone import BackboneOptions, run_backbone
+from swarmnode.node.backbone import run_backbone
+from swarmnode.node.backbone_parts import BackboneOptions
 from swarmnode.schedule.dispatch import Share
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.forward import RemoteLayer
