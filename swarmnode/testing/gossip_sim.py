@@ -26,17 +26,11 @@ from typing import Any
 from swarmnode.config import GossipConfig
 from swarmnode.errors import ProtocolError
 from swarmnode.gossip.core import GossipCore, Outgoing
-from swarmnode.gossip.records import (
-    Envelope,
-    OwnState,
-    Record,
-    is_genuine,
-    open_untrusted,
-    read_envelope_untrusted,
-)
+from swarmnode.gossip.records import OwnState
 from swarmnode.gossip.table import Change, RecordTable
 from swarmnode.gossip.view import ALL, View
 from swarmnode.identity import NodeId, NodeKey
+from swarmnode.testing.shared_reader import SharedReader
 from swarmnode.wire.messages import Message, encode_header
 
 NETWORK = "simulation"
@@ -44,36 +38,6 @@ EPOCH_S = 1_800_000_000.0
 """Unix time at the simulation's start."""
 MESSAGE_BYTES = 38
 """What a message costs beside header and body: frame 12, message start 8, seal 16, record length 2. TCP and IP not."""
-
-
-class SharedReader:
-    """Reads every record once. A forged one stays forged."""
-
-    def __init__(self) -> None:
-        self._envelopes: dict[bytes, Envelope] = {}
-        self._genuine: dict[bytes, bool] = {}
-        self._records: dict[bytes, Record] = {}
-
-    def read_envelope_untrusted(self, data: bytes) -> Envelope:
-        """As records.read_envelope_untrusted."""
-        found = self._envelopes.get(data)
-        if found is None:
-            found = self._envelopes[data] = read_envelope_untrusted(data)
-        return found
-
-    def is_genuine(self, envelope: Envelope) -> bool:
-        """As records.is_genuine."""
-        found = self._genuine.get(envelope.digest)
-        if found is None:
-            found = self._genuine[envelope.digest] = is_genuine(envelope)
-        return found
-
-    def open_untrusted(self, envelope: Envelope) -> Record:
-        """As records.open_untrusted."""
-        found = self._records.get(envelope.digest)
-        if found is None:
-            found = self._records[envelope.digest] = open_untrusted(envelope)
-        return found
 
 
 @dataclass(frozen=True)
