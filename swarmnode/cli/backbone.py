@@ -43,10 +43,9 @@ from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.cli.verb import Verb
 from swarmnode.config import Config, Drafts, EngineConfig, Repack, Speculate
 from swarmnode.errors import UsageError
-from swarmnode.net.address import PeerAddress
+from swarmnode.net.address import PeerAddress, is_loopback
 from swarmnode.net.own_hosts import own_hosts
 from swarmnode.node.backbone import run_backbone
-from swarmnode.node.backbone_http import is_loopback
 from swarmnode.node.backbone_parts import BackboneOptions
 from swarmnode.services.own_record import WILDCARDS
 from swarmnode.services.remote_experts import EXACT, WireForm

@@ -22,7 +22,7 @@ from swarmnode.cli.common import (
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
-from swarmnode.net.address import PeerAddress, split_host_port
+from swarmnode.net.address import PeerAddress, is_loopback, split_host_port
 from swarmnode.net.invite import Invite, checked_network
 from swarmnode.net.own_hosts import own_hosts
 from swarmnode.net.port_file import read_host, read_port
@@ -121,7 +121,7 @@ def _hosts(listened: str | None) -> list[str]:
 
     At 0.0.0.0, which is what people are told to give, nobody answers an IPv6 address.
     """
-    if listened and listened not in WILDCARDS and not _is_loopback(listened):
+    if listened and listened not in WILDCARDS and not is_loopback(listened):
         return [listened]
     hosts = own_hosts()
     return hosts if listened == "::" else [host for host in hosts if ":" not in host] or hosts
@@ -131,17 +131,9 @@ def _needs(listened: str | None, port: int) -> str:
     """What is left to do on this machine."""
     if listened is None:
         return f"This node must be running and listen for others: --listen 0.0.0.0:{port}"
-    if _is_loopback(listened):
+    if is_loopback(listened):
         return f"WARNING: its last run listened for this machine only; start it with --listen 0.0.0.0:{port}"
     return f"This node must be running; it listens for others at port {port}."
-
-
-def _is_loopback(host: str) -> bool:
-    """True for localhost and loopback addresses; a name is not looked up."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def qr_code(link: str) -> str:

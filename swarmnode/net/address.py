@@ -51,6 +51,14 @@ def split_host_port(text: str) -> tuple[str, int]:
     return _checked_host(host), int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses; a name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _checked_host(host: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         try:

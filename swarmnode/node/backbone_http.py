@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import time
 from collections import Counter
 from functools import partial
@@ -18,7 +17,7 @@ from swarmnode.api.node_routes import NodeApi
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.models.chat import template_of
-from swarmnode.net.address import PeerAddress
+from swarmnode.net.address import PeerAddress, is_loopback
 from swarmnode.node.backbone_parts import Backbone, BackboneOptions
 from swarmnode.node.dashboard import prepare_dashboard
 from swarmnode.services.api_keys import KeyRing
@@ -43,14 +42,6 @@ async def api_listener(place: tuple[str, int], keys: KeyRing) -> trio.SocketList
         raise UsageError(
             f"cannot listen on {host} port {port}: {error.strerror}; give another --api"
         ) from error
-
-
-def is_loopback(host: str) -> bool:
-    """True for localhost and loopback addresses; a name is not looked up."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def url_of(listener: trio.SocketListener) -> str:
