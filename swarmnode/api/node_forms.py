@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnode.errors import UsageError
-from swarmnode.net.address import split_host_port
+from swarmnode.net.address import join_host_port, split_host_port
 from swarmnode.weights.limits import MAX_EXPERTS, MAX_LAYERS
 from swarmnode.weights.slices import ExpertRange
 
@@ -79,7 +79,7 @@ def addresses_of(value: object) -> tuple[str, ...]:
             host, port = split_host_port(item)
         except UsageError as error:
             raise UsageError(f"addresses: {error}") from None
-        found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        found.append(join_host_port(host, port))
     return tuple(dict.fromkeys(found))
 
 

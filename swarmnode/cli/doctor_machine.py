@@ -17,6 +17,7 @@ from typing import TypeAlias
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.config import Folders
 from swarmnode.errors import SwarmError
+from swarmnode.net.address import join_host_port
 from swarmnode.net.control_socket import ask_control
 from swarmnode.services.machine import MachineState
 from swarmnode.services.steward import power_text
@@ -126,7 +127,7 @@ def running(places: Folders) -> tuple[bool, list[Finding]]:
 def port(what: str, place: tuple[str, int], option: str, *, is_running: bool) -> Iterator[Finding]:
     """Whether it can be listened on; a node that runs has it already."""
     host, number = place
-    shown = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+    shown = join_host_port(host, number)
     try:
         family = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import ipaddress
 from pathlib import Path
 
 import click
@@ -22,7 +21,7 @@ from swarmnode.cli.common import (
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
-from swarmnode.net.address import PeerAddress, is_loopback, split_host_port
+from swarmnode.net.address import PeerAddress, is_loopback, is_private, split_host_port
 from swarmnode.net.invite import Invite, checked_network
 from swarmnode.net.own_hosts import own_hosts
 from swarmnode.net.port_file import read_host, read_port
@@ -110,7 +109,7 @@ def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr:
         )
     elif hidden:
         say("The link does not carry the network's secret: copy its file there and give its name (FILE).")
-    if all(_is_private(address.host) for address in invite.addresses):
+    if all(is_private(address.host) for address in invite.addresses):
         say(
             "These addresses work inside your own network only; for others give --at NAME:PORT and open the port."
         )
@@ -151,10 +150,3 @@ def _place(text: str, port: int) -> tuple[str, int]:
     if ":" in text and not has_port and not text.startswith("["):
         text = f"[{text}]"
     return split_host_port(text if has_port else f"{text}:{port}")
-
-
-def _is_private(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
-        return host == "localhost" or host.endswith(".local")

@@ -1,4 +1,4 @@
-"""Where a node is and who it is: `swarm://NODEID@host:port`, IPv6 hosts in brackets."""
+"""Where a node is and who it is: `swarm://NODEID@host:port`, IPv6 hosts in brackets; and what kind of host that is."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class PeerAddress:
         return cls(NodeId.parse(node), host, port)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{SCHEME}{self.node_id}@{host}:{self.port}"
+        return f"{SCHEME}{self.node_id}@{join_host_port(self.host, self.port)}"
 
 
 def split_host_port(text: str) -> tuple[str, int]:
@@ -51,12 +50,25 @@ def split_host_port(text: str) -> tuple[str, int]:
     return _checked_host(host), int(port)
 
 
+def join_host_port(host: str, port: int) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """True for localhost and loopback addresses; a name is not looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_private(host: str) -> bool:
+    """True for addresses of private networks, loopback among them, and names that mean something there only."""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return host == "localhost" or host.endswith(".local")
 
 
 def _checked_host(host: str) -> str:

@@ -17,7 +17,7 @@ from swarmnode.api.node_routes import NodeApi
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.models.chat import template_of
-from swarmnode.net.address import PeerAddress, is_loopback
+from swarmnode.net.address import PeerAddress, is_loopback, join_host_port
 from swarmnode.node.backbone_parts import Backbone, BackboneOptions
 from swarmnode.node.dashboard import prepare_dashboard
 from swarmnode.services.api_keys import KeyRing
@@ -47,7 +47,7 @@ async def api_listener(place: tuple[str, int], keys: KeyRing) -> trio.SocketList
 def url_of(listener: trio.SocketListener) -> str:
     """Where the API is, as a browser takes it."""
     host, port = listener.socket.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{join_host_port(host, port)}"
 
 
 def node_api_of(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 
 from swarmnode.api.dashboard_routes import Dashboard, Invitation
 from swarmnode.api.event_feed import EventFeed
 from swarmnode.errors import UsageError
-from swarmnode.net.address import PeerAddress
+from swarmnode.net.address import PeerAddress, is_loopback, is_private
 from swarmnode.net.invite import MAX_PLACES, Invite, checked_network
 from swarmnode.net.own_hosts import own_hosts
 from swarmnode.node.common import NodeOptions
@@ -74,10 +73,4 @@ def _reach(addresses: Sequence[PeerAddress]) -> str:
 
 
 def _reach_of(host: str) -> str:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        is_loopback, is_private = host == "localhost", host.endswith(".local")
-    else:
-        is_loopback, is_private = address.is_loopback, address.is_private
-    return "machine" if is_loopback else "network" if is_private else "internet"
+    return "machine" if is_loopback(host) else "network" if is_private(host) else "internet"
