@@ -2,9 +2,8 @@
 
 Each node decides with `gossip.volunteering.Volunteer`, the code that a real node runs. What is modelled is how it
 sees others: a record published at t is known to each other node at t + a delay drawn from `MarketPlan.delays_s`,
-newest version first (as the record table keeps it), which is what gossip does. Replicas of all experts in all views
-are two arrays, so a second of 2,000 nodes takes milliseconds. Sites, suspects and lapsing are not modelled:
-tests/gossip holds `Coverage` to that.
+newest version first (as the record table keeps it), which is what gossip does; what follows for its view is in
+`market_views`.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from swarmnode.config import GossipConfig, MarketConfig
 from swarmnode.gossip.decisions import Claim, Drop, Fetch, Withdraw
 from swarmnode.gossip.demand import Demand, aggregate, even_demand
-from swarmnode.gossip.priority import is_before
 from swarmnode.gossip.rates import Pace
 from swarmnode.gossip.shape import F32, MarketShape
 from swarmnode.gossip.sketch import MAX_UNMET, SHARE_UNIT, DemandSketch
 from swarmnode.gossip.volunteering import Volunteer
+from swarmnode.testing.market_views import MarketViews, Rows, Snapshot, flat_of
 from swarmnode.weights.slices import ExpertRange
-
-Rows = npt.NDArray[np.int64]
 
 DELAYS_S = {1: 0.03, 2: 0.14, 3: 0.30, 4: 0.31, 5: 0.16, 6: 0.05, 7: 0.01}
 """Share of the nodes that hear of a record after so many seconds. More than testing.gossip_sim gives (all of 1,000
@@ -59,21 +55,6 @@ class MarketPlan:
 
 
 @dataclass
-class _Snapshot:
-    """A published record. `claims`: aligned piece -> the version that first named it. `delays_s` of that version."""
-
-    at_s: int
-    serving: Rows
-    fetching: Rows
-    claims: dict[ExpertRange, int]
-    delays_s: npt.NDArray[np.int8] | None
-
-
-_NOTHING = np.zeros(0, np.int64)
-_EMPTY = _Snapshot(0, _NOTHING, _NOTHING, {}, None)
-
-
-@dataclass
 class SimNode:
     """One node. `fixed`: claims of a liar that never change; `lies`: nothing it says it serves is served."""
 
@@ -90,7 +71,7 @@ class SimNode:
     dirty: bool = False
     published_s: int = -1_000_000
     """When it said something last."""
-    snapshots: list[_Snapshot] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
     downloads: dict[ExpertRange, float] = field(default_factory=dict)
     link_free_s: float = 0.0
     """When all downloads are done: they share the node's link."""
@@ -119,22 +100,22 @@ class _RowView:
 
     @property
     def n_nodes(self) -> int:
-        return int(self._sim.known[self._node.row])
+        return int(self._sim.views.known[self._node.row])
 
     @property
     def n_claiming(self) -> int:
-        return int(self._sim.claiming[self._node.row])
+        return int(self._sim.views.claiming[self._node.row])
 
     @property
     def replicas(self) -> F32:
-        return self._sim.replicas(self._node, slice(None))
+        return self._sim.believed(self._node)
 
     @property
     def demand(self) -> F32:
         return self._sim.demand.weight
 
     def settled(self, item: ExpertRange, since_s: float) -> F32:
-        return self._sim.settled(self._node, item, since_s)
+        return self._sim.views.settled(self._node.number, self._node.row, item, since_s)
 
 
 class MarketSim:
@@ -148,25 +129,17 @@ class MarketSim:
         self.rng = np.random.default_rng(plan.seed)
         self.nodes: list[SimNode] = []
         self.n_downloaded = 0
-        self.talked_away: F32 | None = None
         self.served = np.zeros(self.shape.size, np.int32)
         self.parted = False
         self._delay_values = np.array(list(plan.delays_s), np.int8)
         thousandths = [round(1000 * share) for share in plan.delays_s.values()]
         self._delay_table = np.repeat(self._delay_values, thousandths)
         self._arrivals: dict[int, list[tuple[int, int, Rows]]] = defaultdict(list)
-        self._claimants: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self._changes: dict[tuple[int, int, int], tuple[Rows, Rows, Rows, Rows]] = {}
-        """(node, old version, new version) -> experts (gone, come) of serving, and of fetching."""
         self._free_rows: list[int] = []
         self._reserve(plan.max_rows)
 
     def _reserve(self, n_rows: int) -> None:
-        self.serving = np.zeros((n_rows, self.shape.size), np.int16)
-        self.fetching = np.zeros((n_rows, self.shape.size), np.int16)
-        self.known = np.zeros(n_rows, np.int64)
-        self.claiming = np.zeros(n_rows, np.int64)
-        self._seen = np.full((n_rows, 4 * n_rows), -1, np.int16)
+        self.views = MarketViews(self.shape, self.plan.config, n_rows)
         self._alive_rows = np.zeros(n_rows, np.bool_)
         self._sides = np.zeros(n_rows, np.int8)
         self._free_rows = list(range(n_rows))
@@ -182,7 +155,7 @@ class MarketSim:
     ) -> list[SimNode]:
         """Nodes that start now with nothing; from `contact` they have its whole view at once."""
         budgets = list(budgets_bytes)
-        if not len(self.known):
+        if not len(self._alive_rows):
             self._reserve(len(budgets))
         joined = []
         told = self.plan.gossip
@@ -202,12 +175,10 @@ class MarketSim:
                 dirty=bool(fixed),
             )
             self.nodes.append(node)
-            if number >= self._seen.shape[1]:
-                more = np.full_like(self._seen, -1)
-                self._seen = np.concatenate([self._seen, more], axis=1)
+            self.views.add(node_id, node.snapshots)
             self._alive_rows[row] = True
             self._sides[row] = 0
-            self._copy_view(node, contact)
+            self.views.begin(row, None if contact is None else (contact.number, contact.row))
             joined.append(node)
         return joined
 
@@ -276,12 +247,11 @@ class MarketSim:
 
     def believed(self, node: SimNode) -> F32:
         """f32 [size]: replicas as this node sees them, besides its own."""
-        return self.replicas(node, slice(None))
+        return self.views.replicas(node.row, slice(None))
 
     def seen(self, rows: Rows, node: SimNode) -> Rows:
         """The versions of a node's record that these rows know, -1: none."""
-        versions: Rows = self._seen[rows, node.number].astype(np.int64)
-        return versions
+        return self.views.seen(rows, node.number)
 
     def _second(self) -> None:
         self.now_s += 1
@@ -328,11 +298,11 @@ class MarketSim:
 
     def _publish(self, node: SimNode, leaving: bool = False) -> None:
         version = len(node.snapshots)
-        last = node.snapshots[-1] if node.snapshots else _EMPTY
-        delays = self._delay_table[self.rng.integers(0, len(self._delay_table), len(self.known))]
+        delays = self._delay_table[self.rng.integers(0, len(self._delay_table), len(self._alive_rows))]
         serving = () if leaving else (node.fixed or node.volunteer.serving)
-        claims = {} if leaving else self._claims(node, last, version)
-        node.snapshots.append(_Snapshot(self.now_s, self._flat(serving), self._flat(claims), claims, delays))
+        claims = {} if leaving else self.views.claims(node.number, node.volunteer.fetching)
+        flat_serving, flat_claims = flat_of(serving, self.shape), flat_of(claims, self.shape)
+        node.snapshots.append(Snapshot(self.now_s, flat_serving, flat_claims, claims, delays))
         if version >= 6:
             node.snapshots[version - 6].delays_s = None
         node.dirty, node.published_s = False, self.now_s
@@ -344,14 +314,6 @@ class MarketSim:
             if len(batch):
                 self._arrivals[self.now_s + int(delay)].append((node.number, version, batch))
 
-    def _claims(self, node: SimNode, last: _Snapshot, version: int) -> dict[ExpertRange, int]:
-        run = self.plan.config.run_experts
-        claims: dict[ExpertRange, int] = {}
-        for piece in [part for item in node.volunteer.fetching for part in item.aligned(run)]:
-            claims[piece] = last.claims.get(piece, version)
-            self._claimants[piece.layer, piece.first // run].add(node.number)
-        return claims
-
     def _reachable(self, node: SimNode) -> Rows:
         rows = self._alive_rows.copy()
         rows[node.row] = False
@@ -360,113 +322,17 @@ class MarketSim:
         return np.flatnonzero(rows)
 
     def _arrive(self, number: int, version: int, rows: Rows) -> None:
-        """Rows that know an older version (or any, at -1: the version they know is late) get this one."""
         node = self.nodes[number]
         if version < 0 and node.alive and not self.parted:
             return  # healed before it was late
-        rows = rows[self._alive_rows[rows]]
-        seen = self._seen[rows, number]
-        for old in {*seen.tolist()}:
-            if old == version or (version >= 0 and old > version):
-                continue
-            self._apply(number, old, version, rows[seen == old])
-
-    def _apply(self, number: int, old: int, new: int, rows: Rows) -> None:
-        before, after = self._snapshot(number, old), self._snapshot(number, new)
-        key = (number, old, new)
-        if key not in self._changes:
-            if len(self._changes) >= 4096:
-                self._changes.clear()
-            self._changes[key] = (
-                *_difference(before.serving, after.serving),
-                *_difference(before.fetching, after.fetching),
-            )
-        gone, come, unclaimed, claimed = self._changes[key]
-        column = rows[:, None]
-        for counts, places, step in (
-            (self.serving, gone, -1),
-            (self.serving, come, 1),
-            (self.fetching, unclaimed, -1),
-            (self.fetching, claimed, 1),
-        ):
-            if len(places):
-                counts[column, places] += np.int16(step)
-        self.known[rows] += int(_holds(after)) - int(_holds(before))
-        self.claiming[rows] += (len(after.fetching) > 0) - (len(before.fetching) > 0)
-        self._seen[rows, number] = new
-
-    def _snapshot(self, number: int, version: int) -> _Snapshot:
-        return self.nodes[number].snapshots[version] if version >= 0 else _EMPTY
-
-    def _copy_view(self, node: SimNode, contact: SimNode | None) -> None:
-        row = node.row
-        if contact is None:
-            self.serving[row], self.fetching[row], self._seen[row] = 0, 0, -1
-            self.known[row], self.claiming[row] = 0, 0
-            return
-        self.serving[row], self.fetching[row] = self.serving[contact.row], self.fetching[contact.row]
-        self.known[row], self._seen[row] = self.known[contact.row], self._seen[contact.row]
-        self.claiming[row] = self.claiming[contact.row]
-        if contact.snapshots:
-            self._apply(contact.number, -1, len(contact.snapshots) - 1, np.array([row]))
-
-    def replicas(self, node: SimNode, where: slice) -> F32:
-        """f32: what a node believes, besides its own."""
-        row = node.row
-        counts = self.serving[row, where] + np.float32(0.5) * self.fetching[row, where]
-        if self.talked_away is not None:
-            counts = np.maximum(counts - self.talked_away[row, where], np.float32(0))
-        seen: F32 = counts.astype(np.float32)
-        return seen
-
-    def settled(self, node: SimNode, item: ExpertRange, since_s: float) -> F32:
-        """As Coverage.settled."""
-        run = self.plan.config.run_experts
-        counts = self.replicas(node, self.shape.slice_of(item))
-        for place in range(item.first // run, (item.stop - 1) // run + 1):
-            for number in self._claimants[item.layer, place]:
-                version = self._seen[node.row, number]
-                if number == node.number or version < 0:
-                    continue
-                other = self.nodes[number]
-                for claim, first_version in other.snapshots[version].claims.items():
-                    if claim.layer != item.layer or claim.first // run != place:
-                        continue
-                    first, stop = max(claim.first, item.first), min(claim.stop, item.stop)
-                    if first < stop:
-                        seen_s = _heard_s(other.snapshots[first_version], node.row)
-                        ahead = seen_s < since_s or is_before(other.node_id, node.node_id, claim, item)
-                        counts[first - item.first : stop - item.first] += 0.5 if ahead else -0.5
-        settled: F32 = np.maximum(counts, 0)
-        return settled
+        self.views.hear(number, version, rows[self._alive_rows[rows]])
 
     def _sketches(self) -> None:
         """Backbones say what they found nobody for; all views take it into account."""
         votes = [(str(number), self._sketch()) for number in range(self.plan.n_backbones)]
-        told = aggregate(votes, self.shape)
-        some = told.unmet.any()
-        self.talked_away = (self.serving * told.unmet).astype(np.float32) if some else None
+        self.views.talk_away(aggregate(votes, self.shape).unmet)
 
     def _sketch(self) -> DemandSketch:
         holes = np.flatnonzero(self.shape.exists & (self.served == 0) & (self.demand.weight > 0))
         order = np.argsort(-self.demand.weight[holes], kind="stable")[:MAX_UNMET]
         return DemandSketch(1.0, {}, dict.fromkeys(map(int, holes[order]), SHARE_UNIT))
-
-    def _flat(self, ranges: Iterable[ExpertRange]) -> Rows:
-        parts = [np.arange(where.start, where.stop) for where in map(self.shape.slice_of, ranges)]
-        return np.concatenate(parts) if parts else _NOTHING
-
-
-def _difference(before: Rows, after: Rows) -> tuple[Rows, Rows]:
-    """(gone, come)."""
-    old, new = {*before.tolist()}, {*after.tolist()}
-    return np.array(sorted(old - new), np.int64), np.array(sorted(new - old), np.int64)
-
-
-def _holds(snapshot: _Snapshot) -> bool:
-    return bool(len(snapshot.serving) or len(snapshot.fetching))
-
-
-def _heard_s(snapshot: _Snapshot, row: int) -> float:
-    """When a row heard of a version; of an old one it is enough to know that it was long ago."""
-    return -1.0 if snapshot.delays_s is None else snapshot.at_s + float(snapshot.delays_s[row])

@@ -122,7 +122,7 @@ def test_the_simulators_views_are_those_of_real_coverage() -> None:
     observer = sim.nodes[7]
     counted = Coverage(MODEL, size.shape, node_id(7), CONFIG)
     for node in sim.nodes:
-        version = sim._seen[observer.row, node.number]
+        version = sim.views._seen[observer.row, node.number]
         if node is observer or version < 0:
             continue
         snapshot = node.snapshots[version]
@@ -135,7 +135,7 @@ def test_the_simulators_views_are_those_of_real_coverage() -> None:
         state = OwnState(addresses=(f"8.8.{node.number}.1:1",), models=(holdings,))
         counted.update(node_id(node.number), state, float(sim.now_s))
     np.testing.assert_array_equal(counted.replicas, sim.believed(observer))
-    assert counted.n_nodes == sim.known[observer.row]
+    assert counted.n_nodes == sim.views.known[observer.row]
 
 
 def test_over_real_gossip() -> None:
