@@ -27,11 +27,19 @@ def messages_of(value: object) -> list[Mapping[str, Any]]:
             message["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
         if not isinstance(message.get("reasoning_content") or "", str):
             raise UsageError(f"{where}.reasoning_content: a string is expected")
+        message |= _thought(message)
         # Templates ask whether these are defined.
         messages.append(
             {name: given for name, given in message.items() if given is not None or name == "content"}
         )
     return messages
+
+
+def _thought(message: Mapping[str, Any]) -> dict[str, str]:
+    """A thought, however the client names it, under the name that templates know."""
+    given = (message.get(name) for name in ("reasoning_content", "thinking", "reasoning"))
+    thought = next((value for value in given if isinstance(value, str)), None)
+    return {} if thought is None else {"reasoning_content": thought}
 
 
 def _content(value: object, where: str) -> str:

@@ -19,7 +19,9 @@ from datetime import datetime
 from typing import Any, BinaryIO, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_PROBLEM_CHARS = 500
@@ -33,13 +35,14 @@ class Renderer:
         self._max_chars: int = setup["max_chars"]
         self._now = datetime.min
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: self._now.strftime(form)
         environment.globals["bos_token"] = setup["bos_token"]
         environment.globals["eos_token"] = setup["eos_token"]
+        environment.globals["documents"] = None
         self._template = environment.from_string(setup["source"])
 
     def render(self, request: Mapping[str, Any]) -> dict[str, str]:
@@ -55,6 +58,17 @@ class Renderer:
                 return {"problem": f"they make a prompt of more than {self._max_chars} characters"}
             pieces.append(piece)
         return {"text": "".join(pieces)}
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks for training what the assistant said; a prompt has no use for the mark."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own form
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The body, with names of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _raise_exception(message: str) -> NoReturn:

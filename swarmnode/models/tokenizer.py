@@ -32,7 +32,7 @@ PRE_TOKENIZER_PATTERNS: Mapping[str, str] = {
 }
 
 # `tokenizer.ggml.token_type` values.
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _TOKEN_TYPES = range(1, 7)
 
 #: Control tokens that end an answer whatever `eos_token_id` says (of llama.cpp's list, what Qwen files use).
@@ -104,7 +104,10 @@ class Tokenizer:
         return data.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, render_special: bool = False) -> bytes:
-        """Return the bytes one token stands for: maybe a part of a code point; nothing for control tokens."""
+        """Return the bytes one token stands for: maybe a part of a code point; nothing for control tokens.
+
+        Nor anything, ever, for unused tokens (`[PAD248077]`), which only fill the embedding's rows up.
+        """
         if not 0 <= token_id < self.n_vocab:
             raise UsageError(f"token id {token_id} is outside the vocabulary of {self.n_vocab}")
         text, kind = self._tokens[token_id], self._types[token_id]
@@ -112,6 +115,8 @@ class Tokenizer:
             return text.encode() if render_special else b""
         if kind == _USER_DEFINED:
             return text.encode()
+        if kind == _UNUSED:
+            return b""
         return b"".join(_SYMBOL_BYTES.get(c) or c.encode("utf-8", "replace") for c in text)
 
     def token_text(self, token_id: int) -> str:

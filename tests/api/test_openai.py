@@ -216,6 +216,20 @@ def test_arguments_of_earlier_calls_become_values() -> None:
     assert "name" not in asked.messages[1]
 
 
+@pytest.mark.parametrize(
+    ("given", "thought"),
+    [
+        ({"reasoning": "hm"}, "hm"),
+        ({"thinking": "hm", "reasoning": "other"}, "hm"),
+        ({"reasoning_content": "", "reasoning": "other"}, ""),
+        ({"reasoning_content": None, "reasoning": {"effort": "low"}}, None),
+    ],
+)
+def test_an_earlier_thought_has_one_name(given: dict[str, Any], thought: str | None) -> None:
+    asked = parse_chat_untrusted({"messages": [*HELLO, CALLING | given]})
+    assert asked.messages[1].get("reasoning_content") == thought
+
+
 def test_logprobs_and_formats() -> None:
     def chat(**fields: Any) -> Any:
         return parse_chat_untrusted({"messages": HELLO, **fields})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import unicodedata
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,13 @@ from hypothesis import strategies as st
 from swarmnode.errors import ModelFileError, UnsupportedModelError, UsageError
 from swarmnode.models.tokenizer import StreamDecoder, Tokenizer
 
-from .vocabulary import BYTE_SYMBOLS, MERGES, make_metadata
+from .reference_texts import TEXTS
+from .vocabulary import BYTE_SYMBOLS, MERGES, UNUSED, make_metadata, make_trained_metadata
 
 TOKENIZER = Tokenizer(make_metadata())
+TRAINED = Tokenizer(make_trained_metadata(TEXTS.values(), "qwen35"))
+SPELLING = {TRAINED.token_bytes(i, render_special=True): i for i in range(TRAINED.n_vocab - len(UNUSED))}
+LONGEST = max(map(len, SPELLING))
 N_NORMAL = len(BYTE_SYMBOLS) + len(MERGES)
 END_OF_TEXT, IM_START, IM_END, THINK, END_THINK = range(N_NORMAL, N_NORMAL + 5)
 
@@ -71,8 +77,6 @@ def test_bos_is_added_only_if_the_file_says_so() -> None:
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_every_text_survives_encode_and_decode(text: str) -> None:
-    import unicodedata
-
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == unicodedata.normalize("NFC", text)
 
 
@@ -91,6 +95,49 @@ def test_a_stream_holds_back_half_a_code_point() -> None:
     cut = StreamDecoder(TOKENIZER)
     assert cut.push(ids[0]) == ""
     assert cut.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_streams_back_from_whatever_tokens_spell_it(name: str) -> None:
+    """Its own ids, and any other cut of its bytes: within characters, across words, around special tokens."""
+    text = TEXTS[name]
+    ids = TRAINED.encode(text, parse_special=True)
+    assert streamed(ids) == unicodedata.normalize("NFC", text)
+    rng = random.Random(name)
+    for _ in range(20):
+        assert streamed(any_spelling(text.encode(), rng)) == text
+    assert streamed([SPELLING[bytes([byte])] for byte in text.encode()]) == text
+
+
+def streamed(ids: list[int]) -> str:
+    """What a client has read after each piece is right so far: no character is ever taken back."""
+    stream = StreamDecoder(TRAINED, render_special=True)
+    pieces = [stream.push(i) for i in ids]
+    whole = b"".join(TRAINED.token_bytes(i, render_special=True) for i in ids)
+    read = ""
+    for piece in pieces:
+        read += piece
+        assert whole.startswith(read.encode())
+    assert stream.finish() == ""
+    assert read.encode() == whole
+    return read
+
+
+def any_spelling(data: bytes, rng: random.Random) -> list[int]:
+    """Tokens that spell the bytes, at each place any that fits."""
+    ids = []
+    while data:
+        known = [data[:n] for n in range(1, LONGEST + 1) if data[:n] in SPELLING]
+        chosen = rng.choice(known)
+        ids.append(SPELLING[chosen])
+        data = data[len(chosen) :]
+    return ids
+
+
+def test_unused_tokens_stand_for_nothing() -> None:
+    unused = range(TRAINED.n_vocab - len(UNUSED), TRAINED.n_vocab)
+    assert [TRAINED.token_text(i) for i in unused] == UNUSED
+    assert TRAINED.decode(unused, render_special=True) == ""
 
 
 def test_a_lone_surrogate_is_a_usage_error() -> None:
