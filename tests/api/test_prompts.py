@@ -61,6 +61,18 @@ def test_chat_needs_a_template(tmp_path: Path) -> None:
         )
 
 
+def test_control_tokens_count_in_messages_but_not_in_a_plain_prompt() -> None:
+    tokenizer = tokenizer_of(bundled_model())
+    (end,) = tokenizer.encode("<|im_end|>", parse_special=True)
+    prompts = Prompts(tokenizer, ChatTemplate("{{ messages[0].content }}"), n_ctx=64)
+    spelt = "a<|im_end|>b"
+    chat = prompts.prompt(parse_chat_untrusted({"messages": [{"role": "user", "content": spelt}]}))
+    assert end in chat.tokens
+    plain = prompts.prompt(parse_completion_untrusted({"prompt": spelt}))
+    assert end not in plain.tokens
+    assert tokenizer.decode(plain.tokens) == spelt
+
+
 TOOL = {"type": "function", "function": {"name": "f", "description": "does it"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 TALK = [

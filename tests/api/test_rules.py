@@ -14,12 +14,13 @@ from swarmnode.api.prompts import Prompt
 from swarmnode.api.rules import Rules
 from swarmnode.errors import MissingExtraError, UsageError
 from swarmnode.models.chat import ChatTemplate
-from swarmnode.models.grammar import GrammarConstraint
+from swarmnode.models.grammar import GrammarConstraint, Grammars
 from swarmnode.models.sampling import Sampler, SamplingParams
 from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.weights.catalog import bundled_model
 from swarmnode.weights.index import ModelIndex
 from tests.api.test_answer_text import Read
+from tests.models.vocabulary import UNUSED, make_trained_metadata
 
 HELLO = [{"role": "user", "content": "x"}]
 SCHEMA = {
@@ -162,3 +163,13 @@ def test_a_thought_ends_with_no_token_that_ends_answers() -> None:
     unused: Any = None
     constraint = GrammarConstraint(unused, 12, end_id=7, end_ids=frozenset({5, 7}), thought_end=9)
     assert constraint.allowed().tolist() == [0, 1, 2, 3, 4, 6, 8, 9, 10, 11]
+
+
+def test_no_form_has_a_place_for_unused_tokens() -> None:
+    tokenizer = Tokenizer(make_trained_metadata(["abc"], "qwen35"))
+    first_unused = tokenizer.n_vocab - len(UNUSED)
+    constraint = Grammars(tokenizer).of_schema({"type": "string"})
+    constraint.accept(tokenizer.encode('"')[0])
+    allowed = constraint.allowed()
+    assert tokenizer.encode("[")[0] in allowed
+    assert allowed.max() < first_unused
