@@ -20,6 +20,11 @@ _WINDOW_S = 0.01
 _LEAST_SHARE = 0.6
 """CPU time / (n_threads * wall time) below which threads wait for cores: 0.5-0.55 measured with two
 processes on two cores, 0.9 and more alone. In between, several threads are still the faster choice."""
+_WINDOWS = 3
+"""Such windows in a row before the first hold. Where nodes of one machine take turns, a worker that has just sent its
+rows may hold a core for a part of the next graph; one thread for that would cost more than it does. While others keep
+the cores, one window is enough to go on.
+"""
 _FIRST_HOLD_S = 0.25
 _LONGEST_HOLD_S = 4.0
 """Time on one thread before trying all again: a try in a contended state costs some 32 ms, under 1 % of
@@ -42,6 +47,8 @@ class ThreadGovernor:
         self._started = (0.0, 0.0)
         self._window_wall_s = 0.0
         self._window_cpu_s = 0.0
+        self._n_bad = 0
+        """Windows without the cores since one with them, _WINDOWS at most."""
         self._hold_s = _FIRST_HOLD_S
         self._single_until_s = 0.0
 
@@ -71,8 +78,10 @@ class ThreadGovernor:
             return
         share = self._window_cpu_s / (self._n_threads * self._window_wall_s)
         self._window_wall_s = self._window_cpu_s = 0.0
-        if share < _LEAST_SHARE:
+        if share >= _LEAST_SHARE:
+            self._n_bad, self._hold_s = 0, _FIRST_HOLD_S
+            return
+        self._n_bad = min(self._n_bad + 1, _WINDOWS)
+        if self._n_bad == _WINDOWS:
             self._single_until_s = wall_s + self._hold_s
             self._hold_s = min(2 * self._hold_s, _LONGEST_HOLD_S)
-        else:
-            self._hold_s = _FIRST_HOLD_S
