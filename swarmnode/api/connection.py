@@ -157,14 +157,18 @@ class Connection:
         await self._protocol.handle(Closed())
 
     async def _end(self) -> None:
-        """The last answer is sent. What the client still sends is read: if not, the kernel may take the answer back."""
+        """The last answer is sent. What the client still sends is read: if not, the kernel may take the answer back.
+
+        Shielded: an application hears that its client is gone as soon as all is sent, and may cancel itself in here;
+        the client would then wait for the end of its answer, and this for the client, for ever.
+        """
         self._is_ending = True
-        try:
-            await self._stream.send_eof()
-        except (trio.BusyResourceError, trio.BrokenResourceError, trio.ClosedResourceError):
-            await trio.aclose_forcefully(self._stream)  # busy: it takes nothing of what waits to be sent
-        else:
-            self._wait_until(trio.current_time() + self._serving.config.linger_s)
+        self._wait_until(trio.current_time() + self._serving.config.linger_s)
+        with trio.CancelScope(shield=True):
+            try:
+                await self._stream.send_eof()
+            except (trio.BusyResourceError, trio.BrokenResourceError, trio.ClosedResourceError):
+                await trio.aclose_forcefully(self._stream)  # busy: it takes nothing of what waits to be sent
         if self._held:
             self._held.clear()
             self._wake()

@@ -6,6 +6,7 @@ peer = await nursery.start(partial(dial, network.host("b"), PeerAddress(id_a, "a
 network.partition({"a"}, {"b"})      # bytes stop, nothing breaks
 network.heal()
 network.break_all("a")               # every stream of host a breaks, as when a process dies
+stream.reset()                       # this one breaks
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import trio
 from swarmnode.net.transport import StreamHandler
 
 WINDOW_BYTES = 64 * 1024
-"""Bytes in flight one way before `send_all` has to wait, like a kernel's buffers."""
+"""Bytes in flight one way before `send_all` has to wait, like a kernel's buffers, unless a network has others."""
 
 
 class _Pipe:
@@ -43,7 +44,7 @@ class _Pipe:
 
     @property
     def has_room(self) -> bool:
-        return self._n_bytes < WINDOW_BYTES
+        return self._n_bytes < self._network.window_bytes
 
     async def wait_room(self) -> None:
         while not (self.has_room or self.is_broken or self.is_ended):
@@ -54,7 +55,7 @@ class _Pipe:
             await self.wait_room()
             if self.is_broken or self.is_ended:
                 raise trio.BrokenResourceError("the memory connection is broken")
-            chunk = bytes(data[: WINDOW_BYTES - self._n_bytes])
+            chunk = bytes(data[: self._network.window_bytes - self._n_bytes])
             data = data[len(chunk) :]
             self._chunks.append((trio.current_time() + self._network.latency_s, chunk))
             self._n_bytes += len(chunk)
@@ -87,7 +88,7 @@ class _Pipe:
         return chunk
 
 
-class MemoryStream(trio.abc.Stream):
+class MemoryStream(trio.abc.HalfCloseableStream):
     """One end of a memory connection."""
 
     def __init__(self, sending: _Pipe, receiving: _Pipe, on_close: Callable[[], None]) -> None:
@@ -95,12 +96,13 @@ class MemoryStream(trio.abc.Stream):
         self._receiving = receiving
         self._on_close = on_close
         self._is_closed = False
+        self._has_sent_eof = False
         self._is_sending = False
         self._is_receiving = False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """See trio.abc.SendStream."""
-        self._check_open(self._is_sending)
+        self._check_can_send()
         self._is_sending = True
         try:
             await trio.lowlevel.checkpoint()
@@ -113,7 +115,7 @@ class MemoryStream(trio.abc.Stream):
 
     async def wait_send_all_might_not_block(self) -> None:
         """See trio.abc.SendStream."""
-        self._check_open(self._is_sending)
+        self._check_can_send()
         self._is_sending = True
         try:
             await trio.lowlevel.checkpoint()
@@ -121,6 +123,20 @@ class MemoryStream(trio.abc.Stream):
             self._check_open(False)
         finally:
             self._is_sending = False
+
+    async def send_eof(self) -> None:
+        """See trio.abc.HalfCloseableStream."""
+        self._check_open(self._is_sending)
+        self._has_sent_eof = self._sending.is_ended = True
+        self._sending.touch()
+        await trio.lowlevel.checkpoint()
+
+    def reset(self) -> None:
+        """Break this connection at once, as a RST does: both ends lose what is under way."""
+        for pipe in (self._sending, self._receiving):
+            pipe.is_broken = True
+            pipe.touch()
+        self._close()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """See trio.abc.ReceiveStream."""
@@ -152,6 +168,11 @@ class MemoryStream(trio.abc.Stream):
         self._sending.touch()
         self._receiving.touch()
 
+    def _check_can_send(self) -> None:
+        if self._has_sent_eof and not self._is_closed:
+            raise trio.ClosedResourceError("this end has said that it sends no more")
+        self._check_open(self._is_sending)
+
     def _check_open(self, is_busy: bool) -> None:
         if self._is_closed:
             raise trio.ClosedResourceError("this end is closed")
@@ -171,9 +192,17 @@ class _Link:
 class MemoryNetwork:
     """Hosts, and what is wrong between them. All randomness comes from `seed`."""
 
-    def __init__(self, *, latency_s: float = 0.0, connect_loss: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        latency_s: float = 0.0,
+        connect_loss: float = 0.0,
+        seed: int = 0,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
         self.latency_s = latency_s
         """One way."""
+        self.window_bytes = window_bytes
         self.connect_loss = connect_loss
         """Share of connection attempts that fail."""
         self._random = random.Random(seed)
@@ -183,6 +212,10 @@ class MemoryNetwork:
         self._cuts: set[frozenset[str]] = set()
         self._next_port = 50_000
         self._healed = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        """Connections that at least one end has not closed."""
+        return len(self._links)
 
     def host(self, name: str) -> MemoryHost:
         """The transport of one host."""

@@ -226,8 +226,12 @@ async def open_swarm(
     latency_s: float = 0.0,
     n_ctx: int = 512,
     n_slots: int = 2,
+    bootstrap: tuple[PeerAddress, ...] = (),
 ) -> AsyncIterator[Swarm]:
-    """A backbone of `model_path`, with room for `n_slots` sequences of `n_ctx` tokens; no workers yet."""
+    """A backbone of `model_path`, with room for `n_slots` sequences of `n_ctx` tokens; no workers yet.
+
+    It dials `bootstrap`, and goes on doing so; without, it only waits to be dialled.
+    """
     config = config or Config()
     config = replace(config, compute=replace(config.compute, n_threads=1, self_test_widths=(1, 64)))
     network = MemoryNetwork(latency_s=latency_s)
@@ -235,6 +239,7 @@ async def open_swarm(
     options = BackboneOptions(
         folders=Folders.under(folder / "backbone"),
         network="test",
+        bootstrap=bootstrap,
         listen=("backbone", PORT),
         config=config,
         form=form,

@@ -28,7 +28,7 @@ async def test_it_is_a_stream_by_trios_own_checks() -> None:
                 await stream.send_all(bytes(100_000))
         return one, other
 
-    await trio.testing.check_two_way_stream(stream_pair, clogged)
+    await trio.testing.check_half_closeable_stream(stream_pair, clogged)
 
 
 async def test_latency_is_exact() -> None:
@@ -67,6 +67,32 @@ async def test_breaking_a_host_breaks_both_ends_of_its_streams_only() -> None:
             await stream.send_all(b"x")
         await stream.aclose()
     assert network._links == {}
+
+
+async def test_a_reset_breaks_one_stream_and_loses_what_is_under_way() -> None:
+    network = MemoryNetwork()
+    one, other = await stream_pair(network)
+    third, fourth = await stream_pair(network)
+    await one.send_all(b"lost")
+    one.reset()
+    with pytest.raises(trio.BrokenResourceError):
+        await other.receive_some()
+    with pytest.raises(trio.BrokenResourceError):
+        await other.send_all(b"x")
+    with pytest.raises(trio.ClosedResourceError):
+        await one.receive_some()
+    await other.aclose()
+    await third.send_all(b"x")
+    assert await fourth.receive_some() == b"x"
+    assert len(network) == 1
+
+
+async def test_a_network_may_have_a_smaller_window() -> None:
+    one, other = await stream_pair(MemoryNetwork(window_bytes=3))
+    with trio.move_on_after(1) as waited:
+        await one.send_all(b"four")
+    assert waited.cancelled_caught
+    assert await other.receive_some() == b"fou"
 
 
 async def test_lost_connections_repeat_with_the_seed() -> None:
