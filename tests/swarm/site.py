@@ -29,7 +29,7 @@ from swarmnode.weights.index import ModelIndex
 API_PORT = 80
 API_WINDOW_BYTES = 2048
 """A client that does not read is noticed after a few events."""
-LONGEST_S = 300.0
+LONGEST_S = 150.0
 """Everything that anybody left has been given up after so long: pings, deadlines, redials."""
 CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "who is it?"}],
@@ -120,7 +120,7 @@ class Site:
         """This is how it is when all is well."""
         self.first_text = await self.chat()
         assert self.first_text
-        await trio.sleep(LONGEST_S)  # the connections over which workers fetched are closed by then
+        await trio.sleep(60)  # the connections over which workers fetched are closed by then
         self.counts = self._now()
 
     async def check(self, after: str) -> None:

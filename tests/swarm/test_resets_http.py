@@ -183,7 +183,7 @@ async def _go(site: Site, situation: Situation, ending: Ending) -> None:
         nursery.start_soon(ending, stream)
         assert await site.chat() == site.first_text, f"while it is going: {ending.__name__}"
         if ending is silent:
-            with trio.fail_after(LONGEST_S - 100):
+            with trio.fail_after(LONGEST_S - 50):
                 while len(site.connections):  # noqa: ASYNC110 - deadlines end it
                     await trio.sleep(1)
 
