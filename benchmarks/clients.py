@@ -5,7 +5,8 @@
 Starts a real backbone (bundled model) with a slot for each client. Two settings, in turns: `clients - bad` clean
 clients alone, and all of them, where half of the bad ones stop reading after a few tokens and half hang up. Prints the
 time between two tokens of the clean clients, median and 90th percentile, and the ratios; then what a thousand further
-requests leave behind (slots, files, memory; trio's tasks go with the connections).
+requests leave behind (slots, files, memory; trio's tasks go with the connections), a quarter of them at a time: what is
+kept has a bound, so the last quarters must add next to nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from swarmnode.cli.processes import start_node
 START_S = 120.0
 BUFFER_BYTES = 4096
 """What the kernel takes for a client that has stalled."""
+QUARTERS = 4
 
 
 @dataclass(frozen=True)
@@ -128,16 +130,25 @@ async def leftovers(api: str, n_requests: int, n_slots: int) -> None:
         async with limit:
             await stream(api, number, 8, stop_after=None if number % 4 else 2)
 
-    before = await until_free(api, n_slots)
-    async with trio.open_nursery() as nursery:
-        for number in range(n_requests):
-            nursery.start_soon(one, number)
-    after = await until_free(api, n_slots)
-    grown = after["process_resident_memory_bytes"] - before["process_resident_memory_bytes"]
+    before = first = await until_free(api, n_slots)
+    for quarter in range(QUARTERS):
+        numbers = range(quarter * n_requests // QUARTERS, (quarter + 1) * n_requests // QUARTERS)
+        async with trio.open_nursery() as nursery:
+            for number in numbers:
+                nursery.start_soon(one, number)
+        after = await until_free(api, n_slots)
+        print(f"requests {numbers.start} to {numbers.stop}: memory {_grown_mb(before, after):+.1f} MB")
+        before = after
     print(
         f"{n_requests} requests later: {after['swarmnode_slots_free']:.0f} of {n_slots} slots free, files "
-        f"{before['process_open_fds']:.0f} -> {after['process_open_fds']:.0f}, memory {grown / 1e6:+.1f} MB"
+        f"{first['process_open_fds']:.0f} -> {after['process_open_fds']:.0f}, memory "
+        f"{_grown_mb(first, after):+.1f} MB"
     )
+
+
+def _grown_mb(before: dict[str, float], after: dict[str, float]) -> float:
+    name = "process_resident_memory_bytes"
+    return (after[name] - before[name]) / 1e6
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:
