@@ -67,13 +67,19 @@ class Answering:
     """`run` generates; the figures are those of what was taken so far."""
 
     def __init__(
-        self, engine: Engine, jobs: Sequence[GenerateRequest], reading: Reading, metrics: Metrics
+        self,
+        engine: Engine,
+        jobs: Sequence[GenerateRequest],
+        n_prompt: int,
+        reading: Reading,
+        metrics: Metrics,
     ) -> None:
-        """At least one job; all of the same prompt."""
+        """At least one job. `n_prompt`: tokens of their prompts, each counted once however many answers it has."""
         self.jobs = jobs
         self._metrics = metrics
         self._engine = engine
         self._reading = reading
+        self._n_prompt = n_prompt
         self._accounts = [Account() for _ in jobs]
         self._reasons = ["broken" for _ in jobs]
         self._began_s = trio.current_time()
@@ -88,7 +94,7 @@ class Answering:
     @property
     def counts(self) -> Counts:
         """Tokens so far."""
-        return Counts(len(self.jobs[0].tokens), self._n_new, self._n_reasoning)
+        return Counts(self._n_prompt, self._n_new, self._n_reasoning)
 
     async def run(self, take: Take) -> None:
         """All answers to their ends; `take` gets every piece. Raises what `Engine.generate` raises."""

@@ -184,7 +184,7 @@ class _Routes:
                 asked = await served.threads.run(read)
                 if asked.model not in (None, served.model_name):
                     return self._no_model(str(asked.model))
-                if served.engine.n_waiting + self._n_preparing + asked.n > served.config.max_waiting:
+                if served.engine.n_waiting + self._n_preparing + asked.n_answers > served.config.max_waiting:
                     return self._busy()
                 answering = await self._prepare(asked)
         except SwarmError as error:
@@ -232,34 +232,37 @@ class _Routes:
     async def _prepare(self, asked: CompletionRequest) -> Answering:
         """Raises UsageError or ContextFullError for what cannot be generated."""
         engine = self._served.engine
-        self._n_preparing += asked.n
+        self._n_preparing += asked.n_answers
         try:
-            prompt, constraint = await self._served.threads.run(partial(self._read, asked))
+            prompts, constraint = await self._served.threads.run(partial(self._read, asked))
         finally:
-            self._n_preparing -= asked.n
-        room = max(1, engine.model.n_ctx - len(prompt.tokens))
-        job = GenerateRequest(
-            prompt.tokens,
-            asked.max_tokens or min(DEFAULT_MAX_TOKENS, room),
-            asked.sampling,
-            engine.tokenizer.end_ids,
-            asked.n_logprobs,
-        )
-        engine.check(job)
+            self._n_preparing -= asked.n_answers
         use = asked.tool_use
         reading = Reading(
-            chat=asked.prompt is None,
+            chat=asked.is_chat,
             stops=asked.stops,
-            is_thinking=prompt.is_thinking,
+            is_thinking=prompts[0].is_thinking,
             tools=use.parameters if use.tools else None,
             one_call=bool(use.tools) and not use.parallel,
         )
-        return Answering(engine, jobs_for(job, asked.n, reading, constraint), reading, self._served.metrics)
+        jobs: list[GenerateRequest] = []
+        for prompt in prompts:
+            job = GenerateRequest(
+                prompt.tokens,
+                asked.max_tokens or min(DEFAULT_MAX_TOKENS, max(1, engine.model.n_ctx - len(prompt.tokens))),
+                asked.sampling,
+                engine.tokenizer.end_ids,
+                asked.n_logprobs,
+            )
+            engine.check(job)
+            jobs += jobs_for(job, asked.n, reading, constraint)
+        n_prompt = sum(len(prompt.tokens) for prompt in prompts)
+        return Answering(engine, jobs, n_prompt, reading, self._served.metrics)
 
-    def _read(self, asked: CompletionRequest) -> tuple[Prompt, GrammarConstraint | None]:
+    def _read(self, asked: CompletionRequest) -> tuple[list[Prompt], GrammarConstraint | None]:
         """On a thread."""
-        prompt = self._prompts.prompt(asked)
-        return prompt, self._rules.constraint(asked, prompt)
+        prompts = self._prompts.prompts(asked)
+        return prompts, self._rules.constraint(asked, prompts[0])
 
     async def _whole(self, request: Request, answering: Answering, form: ResponseForm) -> Response:
         """All answers in one piece. A client that goes away meanwhile ends the generation."""

@@ -20,8 +20,11 @@ from swarmnode.models.sampling import SamplingParams
 DEFAULT_MAX_TOKENS = 256
 MAX_TOKENS = 1 << 20
 MAX_CHOICES = 16
+MAX_ANSWERS = 64
+"""Of all prompts of a request together: as many as may wait (ApiConfig.max_waiting)."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+MAX_ID_CHARS = 10
 MAX_CHAT_LOGPROBS = 20
 MAX_TEXT_LOGPROBS = 5
 """Both as OpenAI."""
@@ -29,7 +32,9 @@ MAX_TEXT_LOGPROBS = 5
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
 _NO_EFFECT = frozenset({"user", "metadata", "store"})
 _COMMON = (
-    frozenset({"model", "stream", "stream_options", "max_tokens", "n", "stop", "logprobs", *_SAMPLING})
+    frozenset(
+        {"model", "stream", "stream_options", "max_tokens", "n", "stop", "logprobs", "logit_bias", *_SAMPLING}
+    )
     | _NO_EFFECT
 )
 COMPLETION_FIELDS = _COMMON | {"prompt"}
@@ -47,10 +52,11 @@ CHAT_FIELDS = _COMMON | {
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A checked request. Exactly one of `prompt` and `messages` is set."""
+    """A checked request: of a chat, or of the continuation of texts."""
 
     model: str | None
-    prompt: str | None
+    prompts: tuple[str | tuple[int, ...], ...]
+    """Texts, or token ids; none: it is a chat."""
     messages: Sequence[Mapping[str, Any]]
     max_tokens: int | None
     stream: bool
@@ -58,28 +64,61 @@ class CompletionRequest:
     sampling: SamplingParams
     template_variables: Mapping[str, Any]
     n: int = 1
-    """Answers wanted."""
+    """Answers wanted, to each prompt."""
     stops: tuple[str, ...] = ()
     n_logprobs: int | None = None
     """See GenerateRequest."""
     tool_use: ToolUse = field(default_factory=ToolUse)
     response_format: ResponseFormat = FREE
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether `messages` are what is asked."""
+        return not self.prompts
+
+    @property
+    def n_answers(self) -> int:
+        """Of all prompts."""
+        return self.n * max(1, len(self.prompts))
+
 
 def parse_completion_untrusted(body: object) -> CompletionRequest:
     """The body of POST /v1/completions; raises UsageError naming the field."""
     fields = object_of(body, COMPLETION_FIELDS)
-    prompt = fields.get("prompt")
-    if not isinstance(prompt, str):
-        raise UsageError("prompt: give one string (lists and token ids are not served)")
-    return CompletionRequest(
-        prompt=prompt,
+    asked = CompletionRequest(
+        prompts=_prompts(fields.get("prompt")),
         messages=(),
         max_tokens=integer(fields, "max_tokens", 1, MAX_TOKENS),
         template_variables={},
         n_logprobs=integer(fields, "logprobs", 0, MAX_TEXT_LOGPROBS),
         **_common(fields),
     )
+    if asked.n_answers > MAX_ANSWERS:
+        raise UsageError(
+            f"prompt: {len(asked.prompts)} prompts with {asked.n} answers each are more than {MAX_ANSWERS} answers"
+        )
+    return asked
+
+
+def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """As OpenAI: a string, a list of strings, a list of token ids (one prompt), or a list of such lists."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if _are_ids(value):
+            return (tuple(value),)
+        if all(isinstance(item, list) and _are_ids(item) for item in value):
+            return tuple(tuple(item) for item in value)
+    raise UsageError(
+        "prompt: a string, a list of strings, a list of token ids or a list of such lists is expected, none empty"
+    )
+
+
+def _are_ids(values: list[Any]) -> bool:
+    """Whether they are whole numbers, at least one; whether there are such tokens only the model knows."""
+    return bool(values) and all(type(value) is int for value in values)
 
 
 def parse_chat_untrusted(body: object) -> CompletionRequest:
@@ -91,7 +130,7 @@ def parse_chat_untrusted(body: object) -> CompletionRequest:
             "response_format and tools: both at a time are not served; give one of them, or tool_choice none"
         )
     return CompletionRequest(
-        prompt=None,
+        prompts=(),
         template_variables=mapping(fields, "chat_template_kwargs"),
         messages=messages_of(fields.get("messages")),
         max_tokens=_chat_max_tokens(fields),
@@ -150,4 +189,14 @@ def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UsageError(f"{name}: a number is expected")
-    return SamplingParams(**given)
+    return SamplingParams(**given, logit_bias=_bias(mapping(fields, "logit_bias")))
+
+
+def _bias(biases: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    """Names of a JSON object are strings: `{"50": -100}`."""
+    found = []
+    for name, bias in biases.items():
+        if not (name.isascii() and name.isdecimal() and len(name) <= MAX_ID_CHARS):
+            raise UsageError(f"logit_bias: {name[:MAX_ID_CHARS]!r} is no token id")
+        found.append((int(name), bias))
+    return tuple(found)

@@ -37,15 +37,21 @@ class Prompts:
         self._template = template
         self._n_ctx = n_ctx
 
-    def prompt(self, asked: CompletionRequest) -> Prompt:
-        """The prompt, or the messages (and tools) through the template.
+    def prompts(self, asked: CompletionRequest) -> list[Prompt]:
+        """The prompts, token ids as they are, or the one that messages (and tools) make through the template.
 
         Raises ContextFullError for a text that cannot fit, before it is tokenized, and UsageError for one that the
         template or the tokenizer refuses.
         """
-        if asked.prompt is not None:
-            self._check_length(asked.prompt)
-            return Prompt(self._tokenizer.encode(asked.prompt))
+        return [self._given(prompt) for prompt in asked.prompts] or [self._of_chat(asked)]
+
+    def _given(self, prompt: str | tuple[int, ...]) -> Prompt:
+        if not isinstance(prompt, str):
+            return Prompt(prompt)
+        self._check_length(prompt)
+        return Prompt(self._tokenizer.encode(prompt))
+
+    def _of_chat(self, asked: CompletionRequest) -> Prompt:
         if self._template is None:
             raise UsageError("this model has no chat template; use /v1/completions")
         text = self._render(self._template, asked)

@@ -1,8 +1,9 @@
 """Choosing the next token from logits: greedy, or temperature with top-k, top-p and min-p.
 
-Penalties come first. Filters run in llama.cpp's default order: top-k, top-p and min-p on the untempered distribution,
-temperature last. A sampler knows what it has chosen, so guessed tokens that a pass tries out (services/drafts) are
-judged by the same penalised and constrained distributions as tokens of passes of their own.
+A bias and penalties come first. Filters run in llama.cpp's default order: top-k, top-p and min-p on the untempered
+distribution, temperature last. A sampler knows what it has chosen, so guessed tokens that a pass tries out
+(services/drafts) are judged by the same biased, penalised and constrained distributions as tokens of passes of their
+own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from swarmnode.models.logprobs import TokenLogprobs, logprobs_of, most_probable
 _MAX_SEED = 2**64
 _MAX_TEMPERATURE = 100.0
 _MAX_PENALTY = 2.0
+_MAX_BIAS = 100.0
+MAX_BIASED = 1024
+"""Tokens that may have a bias."""
 _MIN_TEMPERATURE = 1e-5
 """Below it the most probable token is taken: logits that differ by 1e-3 then differ by 100 in the exponent,
 and dividing by much smaller numbers ends in infinities."""
@@ -44,6 +48,8 @@ class SamplingParams:
     """Taken from the logits of tokens that the answer has already."""
     frequency_penalty: float = 0.0
     """... and this, times how often it has them."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits before all else; greedy choices too. -100 to 100."""
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, _MAX_TEMPERATURE)
@@ -52,6 +58,7 @@ class SamplingParams:
         _check_number("presence_penalty", self.presence_penalty, -_MAX_PENALTY, _MAX_PENALTY)
         _check_number("frequency_penalty", self.frequency_penalty, -_MAX_PENALTY, _MAX_PENALTY)
         _check_integer("top_k", self.top_k, 0, 2**31)
+        _check_bias(self.logit_bias)
         if self.top_p == 0.0:
             raise UsageError("top_p = 0 keeps no token; use temperature 0 for the most probable one")
         if self.seed is not None:
@@ -83,11 +90,13 @@ class Sampler:
         self._constraint = constraint
         self._is_penalised = bool(params.presence_penalty or params.frequency_penalty)
         self._counts: Counter[int] = Counter()
+        self._biased_ids = np.array([token for token, _ in params.logit_bias], np.intp)
+        self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._reports: deque[TokenLogprobs] = deque()
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
-        """Return a token id, which counts as the answer's next. logits: f32 [n_vocab]. Raises NotFiniteError for NaN or
-        no finite maximum.
+        """Return a token id, which counts as the answer's next. logits: f32 [n_vocab], which stay as they are. Raises
+        NotFiniteError for NaN or no finite maximum.
         """
         best = int(np.argmax(logits))  # NaN counts as the maximum, so that it is found here
         if not math.isfinite(logits[best]):
@@ -110,6 +119,9 @@ class Sampler:
         return self._reports.popleft() if self._reports else None
 
     def _choose(self, logits: npt.NDArray[np.float32]) -> int:
+        if len(self._biases):
+            logits = logits.copy()
+            logits[self._biased_ids] += self._biases
         if self._counts:
             logits = self._penalised(logits)
         allowed = None if self._constraint is None else self._constraint.allowed()
@@ -166,6 +178,14 @@ def _check_number(name: str, value: float, low: float, high: float) -> None:
 def _check_integer(name: str, value: int, low: int, end: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < end:
         raise UsageError(f"{name} = {value!r} is not a whole number from {low} to {end - 1}")
+
+
+def _check_bias(biases: tuple[tuple[int, float], ...]) -> None:
+    if len(biases) > MAX_BIASED or len({token for token, _ in biases}) != len(biases):
+        raise UsageError(f"logit_bias: up to {MAX_BIASED} tokens may have one, each once")
+    for token, bias in biases:
+        _check_integer("logit_bias: a token", token, 0, 2**31)
+        _check_number(f"logit_bias: {token}", bias, -_MAX_BIAS, _MAX_BIAS)
 
 
 GREEDY = SamplingParams(temperature=0.0)

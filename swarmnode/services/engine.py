@@ -194,12 +194,17 @@ class Engine:
 
     def check(self, request: GenerateRequest) -> None:
         """Raise what `generate` would raise at once: UsageError (no tokens, or an unknown one, which would end the step
-        for everybody in it), ContextFullError (too long).
+        for everybody in it, also in `logit_bias`), ContextFullError (too long).
         """
         if not request.tokens:
             raise UsageError("the prompt is empty: give at least one token")
         if min(request.tokens) < 0 or max(request.tokens) >= self.model.n_vocab:
             raise UsageError(f"a token id is outside the vocabulary of {self.model.n_vocab}")
+        biased = [token for token, _ in request.sampling.logit_bias if token >= self.model.n_vocab]
+        if biased:
+            raise UsageError(
+                f"logit_bias: there is no token {biased[0]}; this model's ids go up to {self.model.n_vocab - 1}"
+            )
         needed = len(request.tokens) + request.max_tokens
         if needed > self.model.n_ctx:
             raise ContextFullError(

@@ -201,6 +201,64 @@ async def test_penalties_change_the_answer(tmp_path: Path) -> None:
     assert n_kinds[0] > n_kinds[1]
 
 
+async def test_a_bias_changes_the_answer_and_must_name_a_token(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (client, swarm):
+        n_vocab = swarm.backbone.engine.model.n_vocab
+        plain = (await client.post("/v1/completions", json={**ASK, "stream": True})).text
+        (first, *_) = [piece["token"] for piece in pieces_of(plain) if "token" in piece]
+        for bias, is_said in (({str(first): -100}, False), ({"65": 100}, True)):
+            answer = await client.post(
+                "/v1/completions", json={**ASK, "stream": True, "ignore": None, "logit_bias": bias}
+            )
+            tokens = [piece["token"] for piece in pieces_of(answer.text) if "token" in piece]
+            assert first not in tokens
+            assert (tokens == [65] * 6) is is_said
+        refused = await client.post("/v1/completions", json={**ASK, "logit_bias": {str(n_vocab): 1}})
+    assert refused.status_code == 400
+    assert f"there is no token {n_vocab}; this model's ids go up to" in refused.json()["error"]["message"]
+
+
+async def test_several_prompts_are_answered_as_they_would_be_alone(tmp_path: Path) -> None:
+    """Answer `i` of prompt `p` has the index `p * n + i`, streamed or not."""
+    async with open_client(tmp_path) as (client, swarm):
+        texts = ["the cat", "a dog and"]
+        ids = [swarm.backbone.engine.tokenizer.encode(text) for text in texts]
+        ask = {**ASK, "temperature": 1.5, "seed": 3, "n": 2}
+        alone = [
+            (await client.post("/v1/completions", json={**ask, "prompt": text})).json() for text in texts
+        ]
+        wanted = [choice["text"] for answer in alone for choice in answer["choices"]]
+        assert len(set(wanted)) == 4
+        for prompt in (texts, ids):
+            whole = (await client.post("/v1/completions", json={**ask, "prompt": prompt})).json()
+            assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+            assert [choice["text"] for choice in whole["choices"]] == wanted
+            assert whole["usage"]["prompt_tokens"] == sum(map(len, ids))
+            assert whole["usage"]["completion_tokens"] == 4 * 6
+            streamed = await client.post("/v1/completions", json={**ask, "prompt": prompt, "stream": True})
+            pieces = pieces_of(streamed.text)
+            for index, text in enumerate(wanted):
+                of_it = [piece["choices"][0] for piece in pieces if piece["choices"][0]["index"] == index]
+                assert "".join(choice["text"] for choice in of_it) == text
+        one = (await client.post("/v1/completions", json={**ask, "prompt": ids[1]})).json()
+        assert [choice["text"] for choice in one["choices"]] == wanted[2:]
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 10**6], [[1], [-1]], [1, 2**40]], ids=str)
+async def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, prompt: Any) -> None:
+    async with open_client(tmp_path) as (client, swarm):
+        answer = await client.post("/v1/completions", json={**ASK, "prompt": prompt})
+        assert (answer.status_code, swarm.backbone.engine.n_free) == (400, 2)
+    assert "outside the vocabulary" in answer.json()["error"]["message"]
+
+
+async def test_one_prompt_of_several_that_is_too_long_refuses_all(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (client, swarm):
+        answer = await client.post("/v1/completions", json={**ASK, "prompt": [[1], [1] * 63]})
+        assert swarm.backbone.engine.n_tokens == 0
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 async def test_what_the_swarm_did_is_told_in_headers_and_usage(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (client, swarm):
         await swarm.join(10**8)

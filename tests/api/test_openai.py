@@ -66,7 +66,7 @@ def test_a_plain_request() -> None:
             "stop": None,
         }
     )
-    assert (asked.prompt, asked.max_tokens, asked.stream) == ("x", 3, True)
+    assert (asked.prompts, asked.max_tokens, asked.stream) == (("x",), 3, True)
     assert (asked.sampling.temperature, asked.sampling.seed) == (0, 1)
 
 
@@ -103,12 +103,63 @@ def test_two_limits_that_differ_are_refused(other: object) -> None:
         parse_chat_untrusted({"messages": messages, "max_tokens": 50, "max_completion_tokens": other})
 
 
+BAD_PROMPTS: list[Any] = [
+    5,
+    [],
+    [[]],
+    ["a", 1],
+    [1, [2]],
+    [[1], "a"],
+    [True],
+    [1.0],
+    [[1], []],
+    [None],
+    {"a": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+    ids=str,
+)
+def test_a_prompt_may_be_text_or_ids_one_or_several(given: Any, prompts: tuple[Any, ...]) -> None:
+    asked = parse_completion_untrusted({"prompt": given, "n": 3})
+    assert asked.prompts == prompts
+    assert (asked.is_chat, asked.n_answers) == (False, 3 * len(prompts))
+
+
+@pytest.mark.parametrize("parse", [parse_completion_untrusted, parse_chat_untrusted])
+def test_logit_bias(parse: Any) -> None:
+    fields = {"prompt": "x"} if parse is parse_completion_untrusted else {"messages": HELLO}
+    for value, biases in ((None, ()), ({}, ()), ({"50": -100, "7": 0.5}, ((50, -100), (7, 0.5)))):
+        assert parse({**fields, "logit_bias": value}).sampling.logit_bias == biases
+
+
 @pytest.mark.parametrize(
     ("body", "names"),
     [
         ([], "JSON object"),
         ({}, "prompt"),
-        ({"prompt": ["a"]}, "prompt"),
+        *(({"prompt": prompt}, "prompt: a string, a list") for prompt in BAD_PROMPTS),
+        ({"prompt": ["a"] * 65}, "65 prompts with 1 answers each are more than 64"),
+        ({"prompt": ["a"] * 5, "n": 16}, "5 prompts with 16 answers each"),
+        ({"prompt": "x", "logit_bias": [1]}, "logit_bias: an object"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias: 'a' is no token id"),
+        ({"prompt": "x", "logit_bias": {"-1": 1}}, "logit_bias: '-1' is no token id"),
+        ({"prompt": "x", "logit_bias": {"1" * 5000: 1}}, "logit_bias: '1111111111' is no token id"),
+        ({"prompt": "x", "logit_bias": {"\u0663": 1}}, "is no token id"),
+        ({"prompt": "x", "logit_bias": {"9999999999": 1}}, "logit_bias: a token = 9999999999"),
+        ({"prompt": "x", "logit_bias": {"1": 1, "01": 2}}, "each once"),
+        ({"prompt": "x", "logit_bias": {"1": 100.5}}, "logit_bias: 1 = 100.5"),
+        ({"prompt": "x", "logit_bias": {"1": None}}, "logit_bias: 1 = None"),
+        ({"prompt": "x", "logit_bias": {"1": float("nan")}}, "logit_bias: 1 = nan"),
+        ({"prompt": "x", "logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias: up to 1024"),
         ({"prompt": "x", "stop": 5}, "stop"),
         ({"prompt": "x", "stop": [""]}, "stop"),
         ({"prompt": "x", "stop": ["a", None]}, "stop"),

@@ -40,7 +40,7 @@ def test_what_fits_is_never_refused() -> None:
     for text in (tokenizer.decode([longest]) * 50, unicodedata.normalize("NFD", "\u0390") * 20):
         tokens = tokenizer.encode(text)
         prompts = Prompts(tokenizer, None, n_ctx=len(tokens))
-        assert prompts.prompt(parse_completion_untrusted({"prompt": text})).tokens == tokens
+        assert prompts.prompts(parse_completion_untrusted({"prompt": text}))[0].tokens == tokens
 
 
 @pytest.mark.parametrize("text", ["a" * 10**6, "\u4e00" * 10**6, "\ud800" * 10**6])
@@ -50,13 +50,13 @@ def test_what_cannot_fit_is_refused_untokenized(
     tokenizer = tokenizer_of(write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel()))
     monkeypatch.delattr(Tokenizer, "encode")
     with pytest.raises(ContextFullError, match="a prompt of 1000000 characters is more than 64 tokens"):
-        Prompts(tokenizer, None, 64).prompt(parse_completion_untrusted({"prompt": text}))
+        Prompts(tokenizer, None, 64).prompts(parse_completion_untrusted({"prompt": text}))
 
 
 def test_chat_needs_a_template(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel()))
     with pytest.raises(UsageError, match="no chat template"):
-        Prompts(tokenizer, None, 64).prompt(
+        Prompts(tokenizer, None, 64).prompts(
             parse_chat_untrusted({"messages": [{"role": "user", "content": "x"}]})
         )
 
@@ -90,7 +90,7 @@ KNOWING = (
 def prompt_of(template: str, **fields: object) -> tuple[str, bool]:
     tokenizer = tokenizer_of(bundled_model())
     asked = parse_chat_untrusted({"messages": TALK, **fields})
-    prompt = Prompts(tokenizer, ChatTemplate(template), 4096).prompt(asked)
+    (prompt,) = Prompts(tokenizer, ChatTemplate(template), 4096).prompts(asked)
     return tokenizer.decode(prompt.tokens), prompt.is_thinking
 
 

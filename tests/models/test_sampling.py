@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,46 @@ def test_extreme_but_legal_values_give_a_token(
         assert all(np.isfinite(logits[token]) for token in drawn)
 
 
+def test_a_bias_counts_before_all_else_and_for_greedy_choices_too() -> None:
+    before = LOGITS.copy()
+    best = int(np.argmax(LOGITS))
+    banned = SamplingParams(temperature=0.0, logit_bias=((best, -100.0),))
+    second = int(np.argsort(LOGITS)[-2])
+    assert Sampler(banned).sample(LOGITS) == second
+    least = int(np.argmin(LOGITS))
+    for params in (GREEDY, SamplingParams(**ALL)):
+        biased = replace(params, logit_bias=((least, 100.0),), presence_penalty=2.0)
+        sampler = Sampler(biased, n_logprobs=0)
+        assert [sampler.sample(LOGITS) for _ in range(5)] == [least] * 5
+        report = sampler.next_report()
+        assert report is not None
+        assert report.logprob < -1, "logprobs are the model's own"
+    assert np.array_equal(LOGITS, before)
+
+
+def test_a_bias_is_the_same_distribution_as_other_logits() -> None:
+    biases = ((0, 1.5), (3, -0.25))
+    moved = LOGITS.copy()
+    for token, bias in biases:
+        moved[token] += np.float32(bias)
+    params = SamplingParams(temperature=1.3, seed=5, frequency_penalty=0.5)
+    plain, biased = Sampler(params), Sampler(replace(params, logit_bias=biases))
+    assert [plain.sample(moved) for _ in range(50)] == [biased.sample(LOGITS) for _ in range(50)]
+
+
+def test_a_bias_does_not_let_in_what_a_constraint_forbids() -> None:
+    class Only:
+        def allowed(self) -> Any:
+            return np.array([1, 4])
+
+        def accept(self, token: int) -> None:
+            assert token in (1, 4)
+
+    for bias, token in ((((0, 100.0),), 1), (((0, 100.0), (4, 100.0)), 4), (((1, -100.0),), 4)):
+        params = SamplingParams(temperature=0.0, logit_bias=bias)
+        assert Sampler(params, constraint=Only()).sample(LOGITS) == token
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_a_device_error(bad: float) -> None:
     logits = LOGITS.copy()
@@ -129,6 +170,10 @@ def test_logits_that_are_not_finite_are_a_device_error(bad: float) -> None:
         ("frequency_penalty", float("nan")),
         ("seed", 2**64),
         ("seed", 1.0),
+        ("logit_bias", ((1, 100.1),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", tuple((token, 0.0) for token in range(1025))),
     ],
 )
 def test_values_out_of_range_are_usage_errors(field: str, value: Any) -> None:

@@ -95,6 +95,13 @@ def _chats(client: openai.OpenAI) -> None:
         model=_model(client), prompt="To Sherlock Holmes she is always", max_tokens=3
     )
     assert text.choices[0].text
+    several = client.completions.create(
+        model=_model(client), prompt=["To Sherlock", "The man"], max_tokens=3, temperature=0, n=2
+    )
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in several.choices]
+    assert (texts[0], texts[2]) == (texts[1], texts[3])
+    assert texts[0] != texts[2]
     formed = client.chat.completions.create(
         model=_model(client), messages=HOLMES, response_format={"type": "json_object"}, max_tokens=200, seed=1
     )
@@ -164,8 +171,8 @@ def _errors(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model=_model(client), messages=HOLMES, temperature=-1)
-    with pytest.raises(openai.BadRequestError, match="logit_bias"):
-        client.chat.completions.create(model=_model(client), messages=HOLMES, logit_bias={"1": 1})
+    with pytest.raises(openai.BadRequestError, match="logit_bias: there is no token 999999"):
+        client.chat.completions.create(model=_model(client), messages=HOLMES, logit_bias={"999999": 1})
     with pytest.raises(openai.BadRequestError, match="embeddings are not served"):
         client.embeddings.create(model=_model(client), input="x")
 

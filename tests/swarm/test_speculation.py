@@ -139,6 +139,7 @@ PARAMS = [
     SamplingParams(temperature=1.0, top_k=5, top_p=0.8, seed=3),
     SamplingParams(temperature=0.0, presence_penalty=0.6, frequency_penalty=0.3),
     SamplingParams(temperature=0.7, presence_penalty=0.2, frequency_penalty=0.4, seed=4),
+    SamplingParams(temperature=0.7, logit_bias=((65, 4.0), (66, 3.0), (67, -100.0)), seed=4),
 ]
 FORMS = {"experts": EXACT, "partial": WireForm(), "q8": WireForm(encoding="q8")}
 
