@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +20,7 @@ from swarmnode.services.engine import Engine
 from swarmnode.services.passes import Passes, Rows
 from swarmnode.testing.swarm import open_swarm
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
-from tests.api.kit import until
+from tests.api.kit import n_descriptors, reset_when_closed, resident_bytes, until
 
 MODEL = TinyModel(n_layer=2, n_expert=4, n_expert_used=2)
 ASK = {"prompt": "the cat", "max_tokens": 6, "temperature": 0}
@@ -105,3 +106,72 @@ async def test_bodies_that_nobody_reads_to_the_end_leave_no_task(
                 with suppress(trio.BrokenResourceError):  # a reset may overtake the answer
                     assert b"invalid_request_error" in await connection.receive_some()
         await until(lambda: trio.lowlevel.current_statistics().tasks_living <= before)
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+RUDE: list[tuple[bytes, bytes]] = [
+    (b"", b""),
+    (request(ASK)[:30], b""),
+    (request(ASK)[:-20], b""),
+    (request({**ASK, "max_tokens": 40}), b""),
+    (request({**ASK, "max_tokens": 40, "stream": True}), b'"token"'),
+    (request({**ASK, "stream": True}), b"[DONE]"),
+    (GET, b"ok"),
+    (GET * 3, b"ok"),
+    (b"\xff\r\n\r\n", b"400"),
+]
+"""What is sent, and what is waited for until the client goes: nothing said, half a head, half a body, waiting for an
+answer, in the middle of a stream, behind its end, after a good request, with more behind it, after none."""
+
+
+async def rude_client(port: int, number: int) -> None:
+    """One of them; every other one of each ends with a RST."""
+    data, awaited = RUDE[number % len(RUDE)]
+    connection = await trio.open_tcp_stream("127.0.0.1", port)
+    if number // len(RUDE) % 2:
+        reset_when_closed(connection.socket)
+    await connection.send_all(data)
+    got = b""
+    while awaited not in got:
+        piece = await connection.receive_some()
+        assert piece
+        got += piece
+    await trio.aclose_forcefully(connection)
+
+
+async def test_300_connections_ended_rudely_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cases.md 31 and 12: descriptors, memory, tasks and slots flat, the next request answered as the first."""
+    async with served(tmp_path, monkeypatch) as (port, engine), httpx.AsyncClient(trust_env=False) as client:
+
+        async def settled(n_files: int, n_tasks: int) -> None:
+            await until(
+                lambda: (
+                    n_descriptors() <= n_files
+                    and trio.lowlevel.current_statistics().tasks_living <= n_tasks
+                    and (engine.n_free, engine.n_waiting) == (2, 0)
+                )
+            )
+
+        first = await _token_texts(client, port)
+        for number in range(2 * len(RUDE)):
+            await rude_client(port, number)
+        await settled(n_descriptors(), 10**6)
+        await trio.sleep(2.5)  # what lingers has gone (ApiConfig.linger_s)
+        n_files, n_tasks = n_descriptors(), trio.lowlevel.current_statistics().tasks_living
+        before_bytes = resident_bytes()
+        for number in range(300):
+            await rude_client(port, number)
+        assert await _token_texts(client, port) == first
+        await settled(n_files, n_tasks)
+        gc.collect()
+        assert resident_bytes() - before_bytes < 16 * 1024 * 1024
+
+
+async def _token_texts(client: httpx.AsyncClient, port: int) -> list[str]:
+    """Of a streamed answer."""
+    answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json={**ASK, "stream": True})
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line)["choices"][0]["text"] for line in lines[:-1]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import tracemalloc
-from pathlib import Path
 
 import pytest
 import trio
@@ -16,12 +15,13 @@ from swarmnode.errors import ConnectionLostError, HandshakeError
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.admission import Admission, source_block
 from swarmnode.net.peer import Peer
-from swarmnode.net.tcp import TcpTransport
+from swarmnode.net.tcp import TcpStream, TcpTransport
 from swarmnode.net.transport import Transport
 from swarmnode.testing.memory_net import MemoryNetwork
 from swarmnode.wire.connection import Connection
 from swarmnode.wire.constants import FrameType
 from swarmnode.wire.messages import Experts, encode_header
+from tests.api.kit import n_descriptors, reset_when_closed, resident_bytes
 from tests.wire.malformed import MALFORMED
 from tests.wire.pairs import raw_frame, raw_request, raw_start
 
@@ -376,22 +376,23 @@ async def test_only_allowed_nodes_may_dial_and_the_others_get_no_answer() -> Non
         nursery.cancel_scope.cancel()
 
 
-def n_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 async def rude_connection(transport: Transport, address: PeerAddress, number: int) -> None:
-    """One of: nothing said, half a hello, after the handshake, after a header, mid-body, after a good request."""
+    """One of: nothing said, half a hello, after the handshake, after a header, mid-body, after a good request; every
+    other one of each ends with a RST."""
+
+    def end_rudely(stream: trio.abc.Stream) -> None:
+        assert isinstance(stream, TcpStream)
+        if number // 6 % 2:
+            reset_when_closed(stream._stream.socket)
+
     if number % 6 < 2:
         stream = await transport.connect(address.host, address.port)
+        end_rudely(stream)
         await stream.send_all(b"SN\x02"[: 3 * (number % 6)])
         await trio.aclose_forcefully(stream)
         return
     rude = await Rude.dial(transport, address, endpoint(10 + number % 50))
+    end_rudely(rude.stream)
     match number % 6:
         case 3:
             await rude.send_raw(raw_frame(FrameType.REQUEST, raw_start(80, hundred(), 20_006)))
@@ -404,7 +405,7 @@ async def rude_connection(transport: Transport, address: PeerAddress, number: in
 
 @pytest.mark.real_time
 async def test_300_connections_ended_rudely_leave_nothing() -> None:
-    """Over real sockets: descriptors, memory, tasks and permits flat, the next request answered."""
+    """cases.md 31 and 12, over real sockets: descriptors, memory, tasks and permits flat, the next request answered."""
     transport = TcpTransport()
     async with trio.open_nursery() as nursery:
         server = endpoint(SERVER)
