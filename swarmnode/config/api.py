@@ -35,6 +35,9 @@ class ApiConfig:
     max_connections: int = 256
     """At a time; for a new one the one that is idle for longest is closed, else it has status 503. All generations that
     may wait or run (max_waiting, slots), and pages that listen to events."""
+    max_connections_per_address: int = 64
+    """Of these, from one IPv4 address or IPv6 /64 (loopback is exempt, and what a proxy here passes on comes from
+    there), a quarter of all at most: whoever has one machine must not keep all others out. More have status 429."""
     descriptor_share: float = 0.25
     """Of the descriptors that the process may have, for these connections at most: the swarm's come first."""
     arriving_bytes: int = 32 * MIB

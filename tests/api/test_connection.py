@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -64,9 +65,11 @@ class Kit:
         self.connections = Connections(Serving(app, hypercorn, CONFIG), most)
         self._nursery = nursery
 
-    def dial(self, pair: Callable[[], Any] = trio.testing.memory_stream_pair) -> trio.StapledStream[Any, Any]:
+    def dial(
+        self, pair: Callable[[], Any] = trio.testing.memory_stream_pair, host: str = HERE[0]
+    ) -> trio.StapledStream[Any, Any]:
         ours, theirs = pair()
-        self._nursery.start_soon(self.connections.handle, theirs, HERE, HERE)
+        self._nursery.start_soon(self.connections.handle, theirs, (host, 1), HERE)
         assert isinstance(ours, trio.StapledStream)
         return ours
 
@@ -334,6 +337,57 @@ async def test_for_a_new_one_the_longest_idle_goes_and_none_with_a_request() -> 
         assert (await kit.ask(GET)).startswith(b"HTTP/1.1 503")
         app.release.set()
         assert (await busy.receive_some()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "most_of_it"),
+    [
+        (["192.0.2.1"], 3),
+        (["192.0.2.1", "::ffff:192.0.2.1"], 3),
+        (["2001:db8::1", "2001:db8::2"], 3),
+        (["127.0.0.1", "::1"], 12),
+    ],
+    ids=lambda value: str(value),
+)
+async def test_one_address_does_not_take_all_connections(hosts: list[str], most_of_it: int) -> None:
+    app = App()
+    async with serving(app, most=12) as kit:
+        streams = []
+        for number in range(most_of_it):
+            streams.append(kit.dial(host=hosts[number % len(hosts)]))
+            await streams[-1].send_all(get(path="/wait"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert app.n_waiting == most_of_it
+        refused = kit.dial(host=hosts[-1])
+        answer = bytes(await refused.receive_some())
+        is_full = most_of_it == 12
+        assert answer.startswith(b"HTTP/1.1 503 " if is_full else b"HTTP/1.1 429 ")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert {b"Retry-After: 5", b"Connection: close", b"Content-Length: %d" % len(body)} <= set(
+            head.split(b"\r\n")
+        )
+        assert json.loads(body)["error"]["code"] == ("overloaded" if is_full else "rate_limit_exceeded")
+        if not is_full:
+            other = kit.dial(host="198.51.100.7")
+            await other.send_all(GET)
+            assert (await other.receive_some()).startswith(b"HTTP/1.1 200")
+        app.release.set()
+        assert (await streams[0].receive_some()).startswith(b"HTTP/1.1 200"), "it was not disturbed"
+
+
+async def test_of_one_address_an_idle_connection_makes_room_and_no_other() -> None:
+    async with serving(App(), most=12) as kit:
+        oldest = kit.dial(host="198.51.100.7")
+        await trio.sleep(1)
+        mine = []
+        for _ in range(4):
+            mine.append(kit.dial(host="192.0.2.1"))
+            await trio.sleep(1)
+        with trio.fail_after(0.5):
+            assert await mine[0].receive_some() == b""
+        for stream in (oldest, *mine[1:]):
+            await stream.send_all(GET)
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
 
 
 def test_connections_leave_descriptors_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
