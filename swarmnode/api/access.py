@@ -17,7 +17,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarmnode.api.answers import refusal
-from swarmnode.services.api_keys import PREFIX
+from swarmnode.services.api_keys import PREFIX, ApiKey
+from swarmnode.services.key_limits import KeyLimits
 
 _HOST = re.compile(
     r"(?:(?P<name>localhost)|(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.IGNORECASE
@@ -28,19 +29,30 @@ OPEN_PATHS = frozenset({"/health"})
 """For load balancers: tells nothing but that somebody listens."""
 
 
+LIMITED = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""What counts for the limits of a key."""
+
+
 def _no_key(key: str) -> bool:
     return False
+
+
+def _no_entry(key: str) -> ApiKey | None:
+    return None
 
 
 @dataclass(frozen=True)
 class Access:
     """The rules. `admits`: whether this is a key; `origins`: of web pages that need none on this machine; `is_public`:
-    whether the API listens to other machines.
+    whether the API listens to other machines; `entry`: what is known of a key, if it may have limits, which `limits`
+    keeps count of.
     """
 
     admits: Callable[[str], bool] = _no_key
     origins: Collection[str] = ()
     is_public: bool = False
+    entry: Callable[[str], ApiKey | None] = _no_entry
+    limits: KeyLimits | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,8 @@ class Refused:
 
 
 class AccessGuard:
-    """ASGI middleware: 401 without the key that is needed, 403 for what comes from web pages."""
+    """ASGI middleware: 401 without the key that is needed, 403 for what comes from web pages, 429 for a key that has
+    asked as much as it may."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -63,10 +76,27 @@ class AccessGuard:
         """Pass on or refuse."""
         refused = refusal_of(scope, self._access) if scope["type"] == "http" else None
         if refused is None:
-            await self._app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
             return
         headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
         answer = refusal(refused.status, refused.reason, code=refused.code, headers=headers)
+        await answer(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits, entry = self._access.limits, None
+        if limits is not None and scope["type"] == "http" and scope["path"] in LIMITED:
+            key = _key_of(Headers(scope=scope))
+            entry = None if key is None else self._access.entry(key)
+        if limits is None or entry is None:
+            await self._app(scope, receive, send)
+            return
+        with limits.request(entry) as exhausted:
+            if exhausted is None:
+                await self._app(scope, receive, send)
+                return
+        wait_s = exhausted.retry_after_s
+        message, headers = f"{exhausted.reason}; try again in {wait_s} s", {"Retry-After": str(wait_s)}
+        answer = refusal(429, message, "rate_limit_error", "rate_limit_exceeded", headers)
         await answer(scope, receive, send)
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.common import clear_errors, complain, folders_of, home_option, say
-from swarmnode.services.api_keys import new_key, read_keys, revoke_key
+from swarmnode.services.api_keys import (
+    MAX_CONCURRENT,
+    MAX_PER_MINUTE,
+    ApiKey,
+    new_key,
+    read_keys,
+    revoke_key,
+)
 
 
 @click.group("key")
@@ -22,15 +29,28 @@ def command() -> None:
 
 @command.command("new")
 @click.option("--name", default="default", show_default=True, help="To tell keys apart.")
+@click.option(
+    "--max-concurrent",
+    metavar="N",
+    type=click.IntRange(1, MAX_CONCURRENT),
+    help="Requests for answers at a time.",
+)
+@click.option(
+    "--per-minute",
+    metavar="N",
+    type=click.IntRange(1, MAX_PER_MINUTE),
+    help="Requests for answers in a minute.",
+)
 @home_option
 @clear_errors
-def new(name: str, home: Path | None) -> None:
-    """Print a new key: the only time that it is shown.
+def new(name: str, max_concurrent: int | None, per_minute: int | None, home: Path | None) -> None:
+    """Print a new key: the only time that it is shown. Its limits stay; for others, make another key.
 
     \b
-    Example: swarmnode key new --name laptop
+    Example: swarmnode key new --name laptop --max-concurrent 2 --per-minute 60
     """
-    say(new_key(folders_of(home).api_keys_file, name))
+    path = folders_of(home).api_keys_file
+    say(new_key(path, name, max_concurrent=max_concurrent, per_minute=per_minute))
     complain("Keep it: only its hash is stored. Clients send it as Authorization: Bearer KEY.")
 
 
@@ -38,7 +58,7 @@ def new(name: str, home: Path | None) -> None:
 @home_option
 @clear_errors
 def list_keys(home: Path | None) -> None:
-    """List names and beginnings of all keys.
+    """List names, beginnings and limits of all keys.
 
     \b
     Example: swarmnode key list
@@ -48,7 +68,16 @@ def list_keys(home: Path | None) -> None:
         say("There are no keys; make one with `swarmnode key new`.")
     for key in keys:
         made = datetime.fromtimestamp(key.created_s).strftime("%Y-%m-%d %H:%M")
-        say(f"{key.name}  {key.shown}...  made {made}")
+        say(f"{key.name}  {key.shown}...  made {made}{_limits(key)}")
+
+
+def _limits(key: ApiKey) -> str:
+    limits = []
+    if key.max_concurrent is not None:
+        limits.append(f"{key.max_concurrent} at a time")
+    if key.per_minute is not None:
+        limits.append(f"{key.per_minute} a minute")
+    return f"  at most {' and '.join(limits)}" if limits else ""
 
 
 @command.command("revoke")

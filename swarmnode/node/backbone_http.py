@@ -22,6 +22,7 @@ from swarmnode.node.backbone_parts import Backbone, BackboneOptions
 from swarmnode.node.dashboard import prepare_dashboard
 from swarmnode.services.api_keys import KeyRing
 from swarmnode.services.dashboard_view import DashboardView
+from swarmnode.services.key_limits import KeyLimits
 from swarmnode.services.members import Standing
 from swarmnode.services.runners import Threads
 from swarmnode.weights.index import ModelIndex
@@ -75,7 +76,9 @@ def access_of(options: BackboneOptions, keys: KeyRing, token: str) -> Access:
     def admits(key: str) -> bool:
         return hmac.compare_digest(key.encode("utf-8", "replace"), token.encode()) or keys.admits(key)
 
-    return Access(admits, options.config.api.cors, is_public=not is_loopback(options.api[0]))
+    limits = KeyLimits(trio.current_time, options.config.api.retry_after_s)
+    is_public = not is_loopback(options.api[0])
+    return Access(admits, options.config.api.cors, is_public, keys.entry, limits)
 
 
 def app_of(

@@ -102,14 +102,28 @@ def assemble_backbone(
 
 
 def load_model(options: BackboneOptions, index: ModelIndex, device: Device) -> tuple[Model, ExpertBank]:
-    """The dense path and a bank of every routed expert, bound from the mapped file. Blocks; on the compute thread."""
+    """The dense path and a bank of every routed expert, bound from the mapped file. Blocks; on the compute thread.
+
+    UsageError for options that do not fit the model or each other.
+    """
     config = options.config
+    _check_drafts(config)
     model = open_model(index, device, options.n_ctx, options.n_slots, _with_mtp(config, index))
     bank = ExpertBank(device, max_rows=config.compute.backbone_max_rows, config=config.compute)
     for number, layout in index.expert_layers.items():
         stacked = {kind: index.data(tensor_name(number, kind)) for kind in layout.kinds}
         bank.bind(layout, range(layout.n_expert), stacked)
     return model, bank
+
+
+def _check_drafts(config: Config) -> None:
+    """Before the model is loaded: in the middle of an answer it would end that, and all others in its step."""
+    drafted, most = config.engine.draft_tokens, config.models.max_tentative_tokens
+    if not 1 <= drafted < most:  # a step also runs the token before the guesses
+        raise UsageError(
+            f"draft_tokens = {drafted} must be 1 or more, and less than max_tentative_tokens = {most}, which is what a "
+            "pass can take back"
+        )
 
 
 def _with_mtp(config: Config, index: ModelIndex) -> ModelsConfig:

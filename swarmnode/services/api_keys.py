@@ -23,6 +23,8 @@ PREFIX = "sk-swarm-"
 KEY_BYTES = 32
 MAX_KEYS = 1024
 MAX_FILE_BYTES = 1 << 20
+MAX_CONCURRENT = 1024
+MAX_PER_MINUTE = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 
@@ -34,6 +36,20 @@ class ApiKey:
     shown: str
     hash: str
     created_s: int
+    max_concurrent: int | None = None
+    """Requests for answers at a time; None: as many as the API takes."""
+    per_minute: int | None = None
+    """Requests for answers that begin within any minute."""
+
+    def check(self) -> None:
+        """Raises ValueError unless all fields are what they should be."""
+        if not all(isinstance(value, str) for value in (self.name, self.shown, self.hash)):
+            raise ValueError("a text is expected")
+        if not isinstance(self.created_s, int) or len(bytes.fromhex(self.hash)) != 32:
+            raise ValueError("a time and a hash are expected")
+        for value, most in ((self.max_concurrent, MAX_CONCURRENT), (self.per_minute, MAX_PER_MINUTE)):
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise ValueError(f"a limit of 1 to {most} is expected")
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -47,16 +63,20 @@ def read_keys(path: Path) -> list[ApiKey]:
     try:
         keys = [ApiKey(**entry) for entry in json.loads(data)["keys"]]
         for key in keys:
-            if not all(isinstance(value, str) for value in (key.name, key.shown, key.hash)):
-                raise TypeError
-            if not isinstance(key.created_s, int) or len(bytes.fromhex(key.hash)) != 32:
-                raise ValueError
+            key.check()
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{path} holds no API keys; delete it and make new ones") from None
     return keys
 
 
-def new_key(path: Path, name: str, now_s: int | None = None) -> str:
+def new_key(
+    path: Path,
+    name: str,
+    now_s: int | None = None,
+    *,
+    max_concurrent: int | None = None,
+    per_minute: int | None = None,
+) -> str:
     """Make a key and keep its hash; the key itself is returned, and nowhere else. Raises UsageError or StoreError."""
     if _NAME.fullmatch(name) is None:
         raise UsageError(f"{name!r} is no name of a key: use letters, digits, _, -, . and @, 64 at most")
@@ -67,7 +87,14 @@ def new_key(path: Path, name: str, now_s: int | None = None) -> str:
         raise UsageError(f"there are {MAX_KEYS} keys already: revoke some")
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     created_s = int(time.time()) if now_s is None else now_s
-    _write(path, [*keys, ApiKey(name, key[: len(PREFIX) + 4], _hash(key), created_s)])
+    entry = ApiKey(name, key[: len(PREFIX) + 4], _hash(key), created_s, max_concurrent, per_minute)
+    try:
+        entry.check()
+    except ValueError as error:
+        raise UsageError(
+            f"a key may have 1 to {MAX_CONCURRENT} requests at a time and 1 to {MAX_PER_MINUTE} a minute"
+        ) from error
+    _write(path, [*keys, entry])
     return key
 
 
@@ -89,16 +116,20 @@ class KeyRing:
         self._path = path
         self._on_error = on_error
         self._stamp = _stamp(path)
-        self._hashes = _hashes(path)
+        self._keys = _by_hash(path)
 
     def __len__(self) -> int:
         self._refresh()
-        return len(self._hashes)
+        return len(self._keys)
 
     def admits(self, key: str) -> bool:
-        """Whether it is one of them. What is compared are hashes, of which no timing tells a useful part."""
+        """Whether it is one of them."""
+        return self.entry(key) is not None
+
+    def entry(self, key: str) -> ApiKey | None:
+        """What the file has of it. What is compared are hashes, of which no timing tells a useful part."""
         self._refresh()
-        return _hash(key) in self._hashes
+        return self._keys.get(_hash(key))
 
     def _refresh(self) -> None:
         stamp = _stamp(self._path)
@@ -106,9 +137,9 @@ class KeyRing:
             return
         self._stamp = stamp
         try:
-            self._hashes = _hashes(self._path)
+            self._keys = _by_hash(self._path)
         except StoreError as error:
-            self._hashes = frozenset()
+            self._keys = {}
             self._on_error(error)
 
 
@@ -121,8 +152,8 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _hashes(path: Path) -> frozenset[str]:
-    return frozenset(key.hash for key in read_keys(path))
+def _by_hash(path: Path) -> dict[str, ApiKey]:
+    return {key.hash: key for key in read_keys(path)}
 
 
 def _hash(key: str) -> str:
@@ -130,7 +161,8 @@ def _hash(key: str) -> str:
 
 
 def _write(path: Path, keys: list[ApiKey]) -> None:
-    data = json.dumps({"keys": [asdict(key) for key in keys]}, indent=1).encode() + b"\n"
+    entries = [{name: value for name, value in asdict(key).items() if value is not None} for key in keys]
+    data = json.dumps({"keys": entries}, indent=1).encode() + b"\n"
     try:
         replace_small(path, data)
     except OSError as error:

@@ -9,12 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+import trio
+import trio.testing
 from starlette.types import Scope
 
-from swarmnode.api.access import Access, refusal_of
+from swarmnode.api.access import Access, AccessGuard, refusal_of
 from swarmnode.api.app import Served, build_app
 from swarmnode.config import ApiConfig
 from swarmnode.services.api_keys import KeyRing, new_key, revoke_key
+from swarmnode.services.key_limits import KeyLimits
+from swarmnode.services.runners import Inline
 from swarmnode.testing.swarm import open_swarm
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 
@@ -110,3 +114,79 @@ def test_a_key_ring_sees_what_others_change(tmp_path: Path) -> None:
     assert not ring.admits(key[:-1])
     revoke_key(path, "a")
     assert not ring.admits(key)
+
+
+async def test_a_key_that_has_asked_as_much_as_it_may_is_told_when_to_come_again(tmp_path: Path) -> None:
+    """Only requests for answers count, and only of keys that have limits."""
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel(n_layer=2, n_expert=4, n_expert_used=2))
+    path = tmp_path / "keys.json"
+    few, many = new_key(path, "few", per_minute=2), new_key(path, "many")
+    ring = KeyRing(path)
+    limits = KeyLimits(trio.current_time, 5)
+    access = Access(ring.admits, is_public=True, entry=ring.entry, limits=limits)
+    async with open_swarm(model, tmp_path, n_ctx=64) as swarm:
+        app = build_app(
+            Served(swarm.backbone.engine, "tiny", None, dict, 0, Inline(), ApiConfig(), access=access)
+        )
+        transport = httpx.ASGITransport(app=app, client=("192.0.2.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://there") as client:
+
+            async def ask(key: str, **fields: Any) -> httpx.Response:
+                headers = {"Authorization": f"Bearer {key}"}
+                body = {"prompt": "a", "max_tokens": 2, **fields}
+                return await client.post("/v1/completions", json=body, headers=headers)
+
+            for stream in (False, True):
+                for _ in range(5):
+                    models = await client.get("/v1/models", headers={"Authorization": f"Bearer {few}"})
+                    assert models.status_code == 200
+                assert (await ask(few, stream=stream)).status_code == 200
+            await trio.sleep(20)
+            refused = await ask(few)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "40"
+            error = refused.json()["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            assert "2 times a minute" in error["message"]
+            for _ in range(3):
+                assert (await ask(many)).status_code == 200
+            await trio.sleep(40)
+            assert (await ask(few)).status_code == 200
+
+
+async def test_a_key_has_so_many_requests_at_a_time_and_a_stream_counts_until_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = new_key(path, "a", max_concurrent=1)
+    ring = KeyRing(path)
+    end = trio.Event()
+    statuses: list[int] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await end.wait()
+
+    guard = AccessGuard(app, Access(ring.admits, entry=ring.entry, limits=KeyLimits(trio.current_time, 5)))
+    scope: Scope = {
+        "type": "http",
+        "path": "/v1/chat/completions",
+        "client": ("192.0.2.1", 5),
+        "headers": [(b"authorization", f"Bearer {key}".encode())],
+    }
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guard, scope, trio.sleep_forever, send)
+        await trio.testing.wait_all_tasks_blocked()
+        await guard(scope, trio.sleep_forever, send)
+        assert statuses == [200, 429]
+        end.set()
+    await guard(scope, trio.sleep_forever, send)
+    assert statuses == [200, 429, 200]
+    with trio.CancelScope() as gone:  # a client that goes away
+        gone.cancel()
+        await guard(scope, trio.sleep_forever, send)
+    await guard(scope, trio.sleep_forever, send)
+    assert statuses[-1] == 200

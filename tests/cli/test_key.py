@@ -32,3 +32,18 @@ def test_a_key_is_shown_once_and_good_until_it_is_revoked(tmp_path: Path) -> Non
     assert not ring.admits(shown)
     gone = key(tmp_path, "revoke", "laptop")
     assert (gone.exit_code, "there are: none" in gone.stderr) == (1, True)
+
+
+def test_limits_are_listed(tmp_path: Path) -> None:
+    for name, options in {
+        "none": (),
+        "both": ("--max-concurrent", "2", "--per-minute", "60"),
+        "one": ("--per-minute", "5"),
+    }.items():
+        assert key(tmp_path, "new", "--name", name, *options).exit_code == 0
+    none, both, one = key(tmp_path, "list").stdout.splitlines()
+    assert "at most" not in none
+    assert both.endswith("  at most 2 at a time and 60 a minute")
+    assert one.endswith("  at most 5 a minute")
+    wrong = key(tmp_path, "new", "--name", "wrong", "--max-concurrent", "0")
+    assert (wrong.exit_code, "1<=x<=1024" in wrong.stderr) == (2, True)

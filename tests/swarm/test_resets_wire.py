@@ -169,7 +169,7 @@ async def an_answer_is_awaited(rude: Rudeness) -> None:
     """The backbone asks every neighbour for its gossip."""
     await rude.behave()
     with trio.fail_after(LONGEST_S):
-        while not any(item.outgoing.has_left for item in rude.backbones._asked.values()):
+        while not any(item.outgoing.has_left for item in rude.backbones._asked.values()):  # noqa: ASYNC110
             await trio.sleep(0.1)
 
 

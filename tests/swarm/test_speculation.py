@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from swarmnode.config import Config, EngineConfig, Speculate
+from swarmnode.errors import UsageError
 from swarmnode.models.logprobs import TokenLogprobs
 from swarmnode.models.sampling import SamplingParams
 from swarmnode.services.drafts import Drafts
@@ -376,3 +377,14 @@ async def test_by_itself_it_guesses_only_where_steps_wait(
         guessed = await ask(s, [1, 2, 3])
     assert guessed.tokens == plain.tokens
     assert (guessed.drafted > 0) is (latency_s > 0)
+
+
+@pytest.mark.parametrize("draft_tokens", [0, -1, 32, 100])
+async def test_more_guesses_than_a_pass_can_take_back_are_refused_at_the_start(
+    tiny_model: Path, tmp_path: Path, draft_tokens: int
+) -> None:
+    config = replace(Config(), engine=replace(EngineConfig(), draft_tokens=draft_tokens))
+    said = f"draft_tokens = {draft_tokens} must be 1 or more, and less than max_tentative_tokens = 32"
+    with pytest.raises(UsageError, match=said):
+        async with open_swarm(tiny_model, tmp_path, config=config):
+            pass
