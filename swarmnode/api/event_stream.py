@@ -85,12 +85,12 @@ class EventStream(Response):
     async def _end_when_stalled(self, scope: Scope, nursery_scope: trio.CancelScope) -> None:
         """Hypercorn shields what it sends from every deadline, so its connection is ended under it."""
         while True:
-            limit_s = self._stalled_s()
-            since_s = self._sending_since_s
-            waited_s = 0.0 if since_s is None else trio.current_time() - since_s
-            if waited_s >= limit_s:
+            limit_s, now_s = self._stalled_s(), trio.current_time()
+            # A time to wait until, not for how long: what is left of a wait may be too short for a clock to show it.
+            until_s = (now_s if self._sending_since_s is None else self._sending_since_s) + limit_s
+            if now_s >= until_s:
                 break
-            await trio.sleep(min(limit_s - waited_s, limit_s / 4))
+            await trio.sleep_until(min(until_s, now_s + limit_s / 4))
         if hang_up := scope.get("extensions", {}).get(HANG_UP):
             await hang_up()
         nursery_scope.cancel()

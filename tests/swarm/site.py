@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +19,8 @@ from swarmnode.api.connection import Serving
 from swarmnode.api.connections import Connections
 from swarmnode.api.serve import _with_hang_up
 from swarmnode.config import ApiConfig
-from swarmnode.models.chat import template_of
+from swarmnode.models.chat import ChatTemplate, template_of
+from swarmnode.models.tokenizer import Tokenizer
 from swarmnode.net.address import PeerAddress
 from swarmnode.services.runners import Inline
 from swarmnode.testing.memory_net import MemoryNetwork, MemoryStream
@@ -168,6 +169,13 @@ def text_of(body: bytes | bytearray) -> str:
     return "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces)
 
 
+@cache
+def _template(model: Path) -> ChatTemplate | None:
+    """Once for all tests: it runs in a process of its own, whose start takes long on a busy machine."""
+    with ModelIndex.open(model) as index:
+        return template_of(index.metadata, Tokenizer(index.metadata))
+
+
 @asynccontextmanager
 async def open_site(
     model: Path, folder: Path, *, bootstrap: tuple[PeerAddress, ...] = (), most: int = 99
@@ -175,8 +183,7 @@ async def open_site(
     """A backbone with two slots. The API takes `most` connections."""
     async with open_swarm(model, folder, n_ctx=128, bootstrap=bootstrap) as swarm:
         engine, config = swarm.backbone.engine, ApiConfig()
-        with ModelIndex.open(model) as index:
-            template = template_of(index.metadata, engine.tokenizer)
+        template = _template(model)
         app = build_app(Served(engine, "tiny", template, swarm.backbone.state.as_dict, 0, Inline(), config))
         hypercorn = HypercornConfig()
         hypercorn.include_server_header = False
