@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -21,6 +21,7 @@ from swarmnode.gossip.bodies import (
 )
 from swarmnode.wire import constants as c
 from swarmnode.wire.messages import GossipDigest, GossipHave, GossipWant
+from tests.calls import count_lines
 
 from .samples import error_code
 
@@ -69,12 +70,19 @@ def test_any_bytes(data: bytes, n_buckets: int) -> None:
 
 @pytest.mark.parametrize("fill", [0, 0xFF, 0x01])
 def test_the_largest_bodies_cost_little(fill: int) -> None:
-    started = time.perf_counter()
+    """A few lines for each item that may be in it, and none for each byte."""
     for n_bytes in (c.MAX_GOSSIP_RECORDS_BYTES, c.MAX_GOSSIP_DIFFERENCES_BYTES):
         data = bytes([fill]) * n_bytes
-        error_code(lambda data=data: read_records_untrusted(data))  # type: ignore[misc]
-        error_code(lambda data=data: read_buckets_untrusted(data, 1024))  # type: ignore[misc]
-    assert time.perf_counter() - started < 1.0
+        for read, most_items in (
+            (read_records_untrusted, c.MAX_GOSSIP_WANTED),
+            (partial(read_buckets_untrusted, n_buckets=1024), c.MAX_GOSSIP_BUCKETS),
+        ):
+            n_lines = count_lines(partial(error_code, partial(read, data)))
+            assert n_lines < 50 + 12 * most_items
+    most, left = pack_buckets([(bucket, [(bytes(8), 0)] * 10) for bucket in range(c.MAX_GOSSIP_BUCKETS)])
+    assert left == 0
+    n_lines = count_lines(partial(read_buckets_untrusted, most, c.MAX_GOSSIP_BUCKETS))
+    assert c.MAX_GOSSIP_BUCKETS < n_lines < 50 + 12 * c.MAX_GOSSIP_BUCKETS
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
+from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import ProtocolError, UsageError
 from swarmnode.gossip.holdings import BITMAP, MAX_RANGES, RUNS, decode_untrusted, encode
 from swarmnode.weights.slices import ExpertRange, merge_pairs
+from tests.calls import count_lines
 
 SETS = st.sets(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=186)
 
@@ -96,11 +98,25 @@ def test_the_number_of_ranges_is_bounded() -> None:
 
 @given(st.binary(max_size=4096), st.integers(1, 1024), st.integers(1, 65_536))
 def test_any_bytes(data: bytes, n_layer: int, n_expert: int) -> None:
-    started = time.perf_counter()
-    try:
-        ranges = decode_untrusted(data, n_layer, n_expert)
-    except ProtocolError:
-        ranges = ()
+    ranges: tuple[ExpertRange, ...] = ()
+
+    def read() -> None:
+        nonlocal ranges
+        with suppress(ProtocolError):
+            ranges = decode_untrusted(data, n_layer, n_expert)
+
+    n_lines = count_lines(read)
     assert len(ranges) <= MAX_RANGES
     assert all(item.layer < n_layer and item.stop <= n_expert for item in ranges)
-    assert time.perf_counter() - started < 0.5
+    assert n_lines < 100 + 50 * min(len(data) * 8, MAX_RANGES), "whatever the bytes say of how much there is"
+
+
+def test_the_worst_bytes_cost_lines_for_each_range() -> None:
+    """Every second expert of a bitmap; runs of one; one run through as many layers as there may be."""
+    for data, n_layer, n_expert in (
+        (bytes([BITMAP]) + b"\x55" * 1024, 8, 1024),
+        (bytes([RUNS]) + b"\x01\x01" * MAX_RANGES, 8, 1024),
+        (encode([ExpertRange(layer, 0, 65_536) for layer in range(1024)], 1024, 65_536), 1024, 65_536),
+    ):
+        n = len(decode_untrusted(data, n_layer, n_expert))
+        assert count_lines(partial(decode_untrusted, data, n_layer, n_expert)) < 100 + 50 * n
