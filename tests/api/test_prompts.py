@@ -66,9 +66,9 @@ def test_control_tokens_count_in_messages_but_not_in_a_plain_prompt() -> None:
     (end,) = tokenizer.encode("<|im_end|>", parse_special=True)
     prompts = Prompts(tokenizer, ChatTemplate("{{ messages[0].content }}"), n_ctx=64)
     spelt = "a<|im_end|>b"
-    chat = prompts.prompt(parse_chat_untrusted({"messages": [{"role": "user", "content": spelt}]}))
+    chat = prompts.prompts(parse_chat_untrusted({"messages": [{"role": "user", "content": spelt}]}))[0]
     assert end in chat.tokens
-    plain = prompts.prompt(parse_completion_untrusted({"prompt": spelt}))
+    plain = prompts.prompts(parse_completion_untrusted({"prompt": spelt}))[0]
     assert end not in plain.tokens
     assert tokenizer.decode(plain.tokens) == spelt
 

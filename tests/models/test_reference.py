@@ -139,7 +139,7 @@ def test_conversations_have_the_references_ids(vocabulary: str) -> None:
     assert len(TALKS) >= 10
     pair = pair_of(vocabulary)
     prompts = Prompts(pair.ours, known_template(), n_ctx=100_000)
-    ours = {name: list(prompts.prompt(parse_chat_untrusted(talk)).tokens) for name, talk in TALKS.items()}
+    ours = {name: list(prompts.prompts(parse_chat_untrusted(talk))[0].tokens) for name, talk in TALKS.items()}
     assert ours == {
         name: pair.theirs.chat(TEMPLATE, **as_transformers_wants_it(talk)) for name, talk in TALKS.items()
     }
@@ -151,7 +151,7 @@ def test_the_bundled_models_template_gives_the_references_ids() -> None:
     prompts = Prompts(pair.ours, ChatTemplate(source, config=TEMPLATES), n_ctx=100_000)
     for name, talk in PLAIN_TALKS.items():
         theirs = pair.theirs.chat(source, **talk)
-        assert list(prompts.prompt(parse_chat_untrusted(talk)).tokens) == theirs, name
+        assert list(prompts.prompts(parse_chat_untrusted(talk))[0].tokens) == theirs, name
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -23,11 +23,12 @@ from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.net.secure import SecureStream
 from swarmnode.testing.memory_net import MemoryStream
 from swarmnode.testing.swarm import MeddledHandlers
-from swarmnode.wire.connection import Connection, RequestState, State
+from swarmnode.wire.connection import Connection, State
 from swarmnode.wire.constants import SLICE_KINDS, ConnectionClass, FrameType
 from swarmnode.wire.endpoint import Endpoint
 from swarmnode.wire.handshake import Credentials
 from swarmnode.wire.messages import Experts, Message, SliceGet, encode_header
+from swarmnode.wire.requests import RequestState
 from tests.net.rude import Rude
 from tests.swarm.conftest import ALL_BYTES
 from tests.swarm.site import ENDINGS, LONGEST_S, Ending, Site, open_site, silent
@@ -96,7 +97,7 @@ class Rudeness:
 
     def states(self) -> set[RequestState]:
         """Of our requests at the backbone."""
-        return {served.state for served in self.backbones._served.values()}
+        return {served.state for served in self.backbones._requests._served.values()}
 
 
 Do = Callable[[Rudeness], Awaitable[None]]
@@ -169,7 +170,7 @@ async def an_answer_is_awaited(rude: Rudeness) -> None:
     """The backbone asks every neighbour for its gossip."""
     await rude.behave()
     with trio.fail_after(LONGEST_S):
-        while not any(item.outgoing.has_left for item in rude.backbones._asked.values()):  # noqa: ASYNC110
+        while not any(item.outgoing.has_left for item in rude.backbones._requests._asked.values()):  # noqa: ASYNC110
             await trio.sleep(0.1)
 
 
@@ -177,7 +178,7 @@ async def an_answer_was_given_up(rude: Rudeness) -> None:
     """... and is still owed the reply to what it cancelled. We say that we live."""
     await rude.behave()
     with trio.fail_after(LONGEST_S):
-        while not any(item.is_cancelled for item in rude.backbones._asked.values()):
+        while not any(item.is_cancelled for item in rude.backbones._requests._asked.values()):
             rude.rude.connection.send_ping(1)
             await rude.rude.flush()
             await trio.sleep(1)
@@ -382,7 +383,7 @@ async def test_a_worker_may_go_while_its_rows_are_awaited(
                 (worker,) = site.swarm.backbone.members.workers
                 if not begun:  # later either may be sooner
                     assert worker.peer.is_dialer == backbone_dials
-                begun.append(bool(worker.peer._connection._asked))
+                begun.append(bool(worker.peer._connection._requests._asked))
             return reply
 
         return cutting
