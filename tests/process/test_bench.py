@@ -15,7 +15,7 @@ from tests.process.test_commands import TIMEOUT_S, open_processes
 pytestmark = pytest.mark.real_time
 
 SMALL = [
-    *("--rounds", "1", "--tokens", "4", "--prompt", "4", "--sequences", "1,2"),
+    *("--rounds", "1", "--tokens", "4", "--prompt", "4", "--sequences", "1,2", "--worker-threads", "1"),
     *(
         "--workers",
         "1",

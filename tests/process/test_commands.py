@@ -65,14 +65,21 @@ def generate(api: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
-@pytest.mark.parametrize("arguments", [["--exact"], []], ids=["exact", "default"])
-async def test_the_demo(tmp_path: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "killed_at"),
+    [
+        (["--exact"], 30),
+        (["--workers", "2", "--budget", "5MB", "--kill-at", "20", "--prompt", "Sherlock Holmes said"], 20),
+    ],
+    ids=["exact", "every-option"],
+)
+async def test_the_demo(arguments: list[str], killed_at: int) -> None:
     command = [sys.executable, "-m", "swarmnode.cli", "demo", "--tokens", "60", *arguments]
     result = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
     output = result.stdout.decode() + result.stderr.decode()
     assert "ok   tokens are identical to the run without workers" in output, output
     assert "ok   rows were computed by every worker" in output, output
-    assert "was killed at token 30" in output
+    assert f"was killed at token {killed_at}" in output
     # The third check is of time, and this machine may be busy: the exit code must only fit what was printed.
     assert result.returncode == ("FAIL" in output), output
 
