@@ -9,7 +9,7 @@ PROBE  := -c 'import sys; sys.version_info >= (3, 11) and print(sys.base_prefix,
 # leaves llamafile's kernels out (docs/decisions/0002-ggml-build.md).
 GGML_FLAGS := -DGGML_LLAMAFILE=ON -DGGML_OPENMP=OFF
 
-.PHONY: setup demo test test-slow test-vulkan test-browser screenshots lint types check bench-setup bench clean
+.PHONY: setup demo test test-slow test-vulkan test-browser test-packaging screenshots lint types check bench-setup bench clean
 
 setup: $(VENV)/.ready
 
@@ -54,6 +54,10 @@ test-browser: setup
 screenshots: setup
 	$(BIN)/python -m pip install --quiet --editable '.[browser]'
 	SWARMNODE_SCREENSHOTS=1 $(BIN)/python -m pytest -m browser tests/browser/test_pictures.py
+
+# The sdist and the wheel in new venvs, from a package index; the first time pip compiles ggml, and keeps it.
+test-packaging: setup
+	$(BIN)/python -m pytest -m packaging tests/packaging
 
 lint: setup
 	$(BIN)/ruff check .
