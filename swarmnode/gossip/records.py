@@ -66,7 +66,8 @@ def network_id(name: str) -> bytes:
 @dataclass(frozen=True, slots=True)
 class ModelHoldings:
     """What a node holds of one model. `n_layer` is the highest layer's number + 1; `max_rows` (row, expert) pairs in
-    one request. `seeds`: a full copy that others may fetch from, as a backbone's file; it serves no rows for others."""
+    one request, 0 while it pauses. `seeds`: a full copy that others may fetch from, as a backbone's file; it serves no
+    rows for others."""
 
     model: bytes
     n_layer: int

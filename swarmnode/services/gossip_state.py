@@ -127,8 +127,8 @@ class GossipState:
             return "serving"
         if any(entry.fetching for entry in models):
             return "fetching"
-        if models:  # it offers nothing now: a worker that pauses, say
-            return "idle"
+        if models:
+            return "paused" if any(entry.max_rows == 0 for entry in models) else "idle"
         return "other model" if record.state.models else "idle"
 
 

@@ -136,7 +136,7 @@ class Market:
             n_expert=self._shape.n_expert,
             serving=self.offered,
             fetching=() if self._is_paused else self._volunteer.fetching,
-            max_rows=min(self._residence.max_rows, MAX_PAIRS),
+            max_rows=0 if self._is_paused else min(self._residence.max_rows, MAX_PAIRS),
             seeds=False,
         )
 

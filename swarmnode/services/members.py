@@ -78,6 +78,8 @@ class Worker:
     """When it came to this standing."""
     answered_at_s: float = float("-inf")
     reason: str = ""
+    pauses: bool = False
+    """It is connected, and offers nothing for a while."""
     past: Past = field(default_factory=Past)
     """Shared by all connections of the node."""
     tally: Tally = field(default_factory=Tally)
@@ -181,8 +183,11 @@ class Members:
             if self.on_change is not None:
                 self.on_change(worker, True)
 
-    def leaving(self, peer: Peer) -> None:
-        """The worker said that it goes: send it nothing more."""
+    def leaving(self, peer: Peer, *, pauses: bool = False) -> None:
+        """The worker said that it goes, or (`pauses`) offers nothing for a while: send it nothing more."""
+        worker = self._workers.get(peer.node_id)
+        if worker is not None and worker.peer is peer:
+            worker.pauses = pauses
         self.disconnected(peer)
 
     def answered(self, worker: Worker) -> None:

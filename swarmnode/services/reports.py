@@ -106,7 +106,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class WorkerChanged:
-    """A backbone's view of one worker: "serving", "suspect", "quarantined" or "left", and what all of them cover."""
+    """A backbone's view of one worker: "serving", "suspect", "quarantined", "paused" or "left", and what all of them
+    cover."""
 
     worker: str
     standing: str

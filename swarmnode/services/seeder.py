@@ -85,7 +85,7 @@ class Seeder:
         assert isinstance(message, messages.Announce)
         self._slices.check_model(message.model)
         if message.state != "serving":
-            self._members.leaving(peer)
+            self._members.leaving(peer, pauses=message.state == "fetching")
         else:
             self._limit(peer.node_id)
             ranges = self._checked_ranges(message.holdings)

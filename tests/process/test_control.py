@@ -41,6 +41,8 @@ async def test_pause_limits_resume_and_leave(tmp_path: Path) -> None:
 
         assert "is paused" in await trio.to_thread.run_sync(tell, home, "pause")
         await worker.wait_line("paused: told to pause", TIMEOUT_S)
+        short = await worker.wait_line("this node is ", TIMEOUT_S)
+        await backbone.wait_line(f"worker {short} paused: ", TIMEOUT_S)
         shown = await trio.to_thread.run_sync(tell, home, "limits", "--budget", "2MB")
         assert "budget     2.0 MB (started with 4.0 MB)" in shown
         assert "paused: told to pause" in shown

@@ -15,8 +15,8 @@ OURS, ANOTHER = bytes(32), bytes([1]) * 32
 SOME = (ExpertRange(0, 0, 2),)
 
 
-def holds(model: bytes, serving: tuple[ExpertRange, ...] = ()) -> ModelHoldings:
-    return ModelHoldings(model, 2, 4, serving, (), 1, seeds=False)
+def holds(model: bytes, serving: tuple[ExpertRange, ...] = (), max_rows: int = 1) -> ModelHoldings:
+    return ModelHoldings(model, 2, 4, serving, (), max_rows, seeds=False)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,9 @@ def holds(model: bytes, serving: tuple[ExpertRange, ...] = ()) -> ModelHoldings:
         ((), "idle"),
         ((holds(OURS, SOME),), "serving"),
         ((holds(OURS),), "idle"),
+        ((holds(OURS, max_rows=0),), "paused"),
         ((holds(OURS), holds(ANOTHER, SOME)), "idle"),
+        ((holds(OURS, max_rows=0), holds(ANOTHER, SOME)), "paused"),
         ((holds(ANOTHER, SOME),), "other model"),
     ],
 )

@@ -48,6 +48,11 @@ class World:
         """Experts for which the backbone sends rows."""
         return len(self.swarm.serving().get(self.worker.key.node_id, ()))
 
+    @property
+    def shown(self) -> list[str]:
+        """What the backbone says that other nodes do."""
+        return [node["state"] for node in self.swarm.backbone.state.as_dict()["nodes"]]
+
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -75,11 +80,13 @@ async def test_a_paused_worker_gets_no_rows_and_keeps_its_experts(tiny_model: Pa
         assert market is not None
         assert residence is not None
         assert (market.offered, market.holdings.serving, residence.n_experts) == ((), (), 16)
+        await swarm.until(lambda: world.shown == ["paused"])
 
         await trio.sleep(3600)
         assert residence.n_experts == 16
         steward.wish(is_paused=False)
         await swarm.until(lambda: world.n_served == 16)
+        await swarm.until(lambda: world.shown == ["serving"])
         again, account = await swarm.generate(PROMPT, 6)
         assert again == alone
         assert account.remote > 0
