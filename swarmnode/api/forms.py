@@ -131,12 +131,20 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> di
 
 
 def text_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """A completion's `logprobs`."""
+    """A completion's `logprobs`. Each of `top_logprobs` has the token that was taken, too, though it is none of the
+    most probable ones, and the best first."""
 
     def text(token: int) -> str:
         return tokenizer.token_bytes(token, render_special=True).decode("utf-8", "replace")
 
-    tops = [{text(token): _finite(value) for token, value in reversed(item.top)} for item in logprobs]
+    def top(item: TokenLogprobs) -> dict[str, float]:
+        found: dict[str, float] = {}
+        others = {item.token: item.logprob, **dict(item.top)} if item.top else {}
+        for token, value in sorted(others.items(), key=lambda pair: -pair[1]):
+            found.setdefault(text(token), _finite(value))  # several tokens may have one text: the best one's
+        return found
+
+    tops = [top(item) for item in logprobs]
     return {
         "tokens": [text(item.token) for item in logprobs],
         "token_logprobs": [_finite(item.logprob) for item in logprobs],

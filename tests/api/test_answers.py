@@ -6,11 +6,14 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from swarmnode.api.forms import text_logprobs
+from swarmnode.models.logprobs import TokenLogprobs
 from swarmnode.models.sampling import Sampler
 from swarmnode.models.tokenizer import Tokenizer
 from tests.api.test_app import ASK, open_client, pieces_of
@@ -190,6 +193,19 @@ async def test_logprobs_are_those_of_the_logits(tmp_path: Path, monkeypatch: pyt
     logprobs = text["choices"][0]["logprobs"]
     assert [len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs")] == [6, 6, 6]
     assert plain["choices"][0]["logprobs"]["top_logprobs"] is None
+
+
+def test_the_token_that_was_taken_is_among_the_top_ones() -> None:
+    """OpenAI: up to logprobs + 1 entries."""
+    words = {0: b"the", 1: b"a", 2: b"door", 3: b"the"}
+    tokenizer: Any = SimpleNamespace(token_bytes=lambda token, render_special: words[token])
+    taken = [TokenLogprobs(2, -4.0, ((0, -0.5), (1, -1.5))), TokenLogprobs(0, -0.5, ((0, -0.5), (3, -1.0)))]
+    found = text_logprobs(tokenizer, taken)
+    assert [list(top.items()) for top in found["top_logprobs"]] == [
+        [("the", -0.5), ("a", -1.5), ("door", -4.0)],
+        [("the", -0.5)],
+    ]
+    assert found["token_logprobs"] == [-4.0, -0.5]
 
 
 async def test_penalties_change_the_answer(tmp_path: Path) -> None:
