@@ -66,9 +66,13 @@ def list_keys(home: Path | None) -> None:
     keys = read_keys(folders_of(home).api_keys_file)
     if not keys:
         say("There are no keys; make one with `swarmnode key new`.")
+        return
+    wide = max(len("name"), *(len(key.name) for key in keys))
+    say(f"{'name':<{wide}}  {'key begins with':<16}  made")
     for key in keys:
         made = datetime.fromtimestamp(key.created_s).strftime("%Y-%m-%d %H:%M")
-        say(f"{key.name}  {key.shown}...  made {made}{_limits(key)}")
+        say(f"{key.name:<{wide}}  {key.shown + '...':<16}  {made}{_limits(key)}")
+    say("A key itself is shown once, by `swarmnode key new`; here is what tells them apart.")
 
 
 def _limits(key: ApiKey) -> str:

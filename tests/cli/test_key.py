@@ -23,7 +23,13 @@ def test_a_key_is_shown_once_and_good_until_it_is_revoked(tmp_path: Path) -> Non
     ring = KeyRing(Folders.under(tmp_path).api_keys_file)
     assert ring.admits(shown)
     listed = key(tmp_path, "list").stdout
-    assert "laptop  sk-swarm-" in listed
+    key(tmp_path, "new", "--name", "phone-in-the-kitchen")
+    lines = key(tmp_path, "list").stdout.splitlines()
+    assert lines[0].split() == ["name", "key", "begins", "with", "made"]
+    at = [lines[0].index(head) for head in ("key begins", "made")]
+    assert [
+        [line[: at[0]].strip(), line[at[0] : at[0] + 9], line[at[1] : at[1] + 2]] for line in lines[1:3]
+    ] == [["laptop", "sk-swarm-", "20"], ["phone-in-the-kitchen", "sk-swarm-", "20"]]
     assert shown not in listed
     again = key(tmp_path, "new", "--name", "laptop")
     assert again.exit_code == 1
@@ -31,7 +37,7 @@ def test_a_key_is_shown_once_and_good_until_it_is_revoked(tmp_path: Path) -> Non
     assert key(tmp_path, "revoke", "laptop").exit_code == 0
     assert not ring.admits(shown)
     gone = key(tmp_path, "revoke", "laptop")
-    assert (gone.exit_code, "there are: none" in gone.stderr) == (1, True)
+    assert (gone.exit_code, "there are: phone-in-the-kitchen" in gone.stderr) == (1, True)
 
 
 def test_limits_are_listed(tmp_path: Path) -> None:
@@ -41,7 +47,7 @@ def test_limits_are_listed(tmp_path: Path) -> None:
         "one": ("--per-minute", "5"),
     }.items():
         assert key(tmp_path, "new", "--name", name, *options).exit_code == 0
-    none, both, one = key(tmp_path, "list").stdout.splitlines()
+    none, both, one = key(tmp_path, "list").stdout.splitlines()[1:4]
     assert "at most" not in none
     assert both.endswith("  at most 2 at a time and 60 a minute")
     assert one.endswith("  at most 5 a minute")
