@@ -14,7 +14,7 @@ from swarmnode.cli import VERBS, module_of
 from swarmnode.cli.common import SECRET_VARIABLE, clear_errors, folders_of, home_option, say
 from swarmnode.cli.logs import hide_secrets
 from swarmnode.cli.settings import FILE_NAME, read_settings
-from swarmnode.cli.verb import Origin, Verb, origins
+from swarmnode.cli.verb import Origin, Verb, origins, warn_of_variables
 from swarmnode.errors import MissingExtraError, UsageError
 from swarmnode.net.bootstrap import ENVIRONMENT_VARIABLE, check_source, sources_of
 from swarmnode.wire.secret import NetworkSecret
@@ -78,6 +78,7 @@ def _origins_of(name: str, arguments: list[str], home: Path | None) -> list[Orig
         raise UsageError(f"`swarmnode {name}` takes no settings: give its options on the command line")
     given = [] if home is None else ["--home", str(home)]
     has_home = any(param.name == "home" for param in command.params)
+    warn_of_variables(command, name, as_json=False)
     _, items = origins(command, name, [*(given if has_home else []), *arguments])
     return [*items, *_unnamed(items)]
 

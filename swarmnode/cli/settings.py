@@ -46,6 +46,15 @@ sources, and the secret itself."""
 NOT_SETTABLE = frozenset({"help", "version", "home"})
 """`home` says where the file is."""
 
+PREFIX = "SWARMNODE_"
+OTHER_VARIABLES = frozenset(
+    {
+        "SWARMNODE_API_KEY", "SWARMNODE_BOOTSTRAP", "SWARMNODE_GGML_LIB", "SWARMNODE_HOME", "SWARMNODE_SCREENSHOTS",
+        "SWARMNODE_SECRET",
+    }
+)  # fmt: skip
+"""Variables that are no options."""
+
 Value: TypeAlias = str | int | float | bool | list[str]
 
 
@@ -97,8 +106,7 @@ class SettingsFile:
         return text
 
     def _unknown(self, place: str, key: str, known: Collection[str]) -> UsageError:
-        near = difflib.get_close_matches(key, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
+        hint = nearest(key, known) or f"; known: {', '.join(sorted(known))}"
         return UsageError(f"{self.path}: {place} is no setting{hint}")
 
 
@@ -121,11 +129,12 @@ def read_settings(folder: Path, verbs: Collection[str]) -> SettingsFile:
         if key not in SHARED:
             in_table = "; put it into the table of a verb, like [join]" if key not in NOT_SETTABLE else ""
             raise UsageError(
-                f"{path}: {key} is no setting for all verbs{in_table}; those are {_listed(SHARED)}"
+                f"{path}: {key} is no setting for all verbs{nearest(key, SHARED)}{in_table}; "
+                f"those are {_listed(SHARED)}"
             )
     for verb in tables:
         if verb not in verbs:
-            raise UsageError(f"{path}: [{verb}] is none of the verbs {_listed(verbs)}")
+            raise UsageError(f"{path}: [{verb}] is none of the verbs {_listed(verbs)}{nearest(verb, verbs)}")
     return found
 
 
@@ -148,6 +157,31 @@ def variables_of(verb: str, option: click.Option) -> list[str]:
     if name in SHARED - NOT_IN_ENVIRONMENT:
         found.append(f"SWARMNODE_{_as_variable(name)}")
     return found
+
+
+def unknown_variables(
+    names: Collection[str], verb: str, command: click.Command, verbs: Collection[str]
+) -> dict[str, str]:
+    """Of an environment's names, those that look like ours and mean nothing, with a hint at the nearest one that does
+    ("" if none is near). Those of other verbs are not looked at: their options are not known here.
+    """
+    own = {name for option in settable(command).values() for name in variables_of(verb, option)}
+    shared = {PREFIX + _as_variable(name) for name in SHARED - NOT_IN_ENVIRONMENT}
+    known = own | shared | OTHER_VARIABLES
+    others = tuple(PREFIX + _as_variable(other) + "_" for other in verbs if other != verb)
+    unknown = [
+        name
+        for name in names
+        if name.startswith(PREFIX) and name not in known and not name.startswith(others)
+    ]
+    return {name: nearest(name, known, PREFIX) for name in sorted(unknown)}
+
+
+def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
+    """ "; did you mean NAME?", or "" if none is near. All names begin with `prefix`, which makes none of them near."""
+    bare = [other.removeprefix(prefix) for other in known]
+    near = difflib.get_close_matches(name.removeprefix(prefix), bare, 1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _as_variable(name: str) -> str:

@@ -6,6 +6,7 @@ file's top level, the default. click has this order; here it is told the names a
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,15 @@ import click
 from click.core import ParameterSource
 
 from swarmnode.cli import VERBS
-from swarmnode.cli.settings import SettingsFile, long_name, read_settings, settable, variables_of
+from swarmnode.cli.logs import JsonLines
+from swarmnode.cli.settings import (
+    SettingsFile,
+    long_name,
+    read_settings,
+    settable,
+    unknown_variables,
+    variables_of,
+)
 from swarmnode.config import Folders
 from swarmnode.errors import UsageError
 
@@ -40,7 +49,10 @@ class Verb(click.Command):
         except UsageError as error:
             raise click.UsageError(str(error), ctx) from error
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                warn_of_variables(self, verb, as_json=bool(ctx.params.get("log_json")))
+            return rest
         except click.BadParameter as error:
             blame = _blame(ctx, error.param, found, verb)
             if not blame:
@@ -52,6 +64,17 @@ class Verb(click.Command):
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         home = parsed.get("home") or os.environ.get(HOME_VARIABLE)
         return read_settings(Folders.under(Path(home) if isinstance(home, str) else None).settings, VERBS)
+
+
+def warn_of_variables(command: click.Command, verb: str, *, as_json: bool) -> None:
+    """Misspelt ones would be passed over in silence. Logging is not set up yet when a verb's options are read."""
+    for name, hint in unknown_variables(os.environ, verb, command, VERBS).items():
+        text = f"the environment's {name} is no setting{hint}"
+        if as_json:
+            entry = {"name": "swarmnode.cli", "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+            click.echo(JsonLines().format(logging.makeLogRecord(entry)), err=True)
+        else:
+            click.echo(f"swarmnode: {text}", err=True)
 
 
 @dataclass(frozen=True)

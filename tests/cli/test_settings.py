@@ -112,6 +112,8 @@ def test_names_of_files_are_seen_from_the_file(home: Path, monkeypatch: pytest.M
         ("x = 1", "x is no setting for all verbs; put it into the table of a verb"),
         ('home = "/x"', "home is no setting for all verbs"),
         ("[jion]", "[jion] is none of the verbs"),
+        ("[jion]", "did you mean join?"),
+        ("netwrok = 'x'", "netwrok is no setting for all verbs; did you mean network?"),
         ("[join]\nbudgit = 1", "did you mean budget?"),
         ("[join]\nwibble = 1", "known: advertise, allow"),
         ("[join]\nhome = 'x'", "[join] home is no setting"),
@@ -258,3 +260,24 @@ def test_verbs_and_options_are_completed(tmp_path: Path) -> None:
 
     assert "plain,join" in completed("swarmnode jo", 1)
     assert "plain,--budget" in completed("swarmnode join --bu", 2)
+
+
+def test_misspelt_variables_are_told(home: Path) -> None:
+    environment = {
+        "SWARMNODE_DOCTOR_MAX_ROW": "1", "SWARMNODE_LISTEM": "x", "SWARMNODE_QQQQQQQQ": "1",
+        "SWARMNODE_API_KEY": "k", "SWARMNODE_JOIN_BUDGET": "1MB", "SWARMNODE_THREADS": "1",
+    }  # fmt: skip
+    wanted = [
+        "swarmnode: the environment's SWARMNODE_DOCTOR_MAX_ROW is no setting; did you mean SWARMNODE_DOCTOR_MAX_ROWS?",
+        "swarmnode: the environment's SWARMNODE_LISTEM is no setting; did you mean SWARMNODE_LISTEN?",
+        "swarmnode: the environment's SWARMNODE_QQQQQQQQ is no setting",
+    ]
+    result = run("doctor", "--device", "none such", home=home, **environment)
+    assert result.stderr.splitlines()[:3] == wanted
+    result = run("config", "show", "join", home=home, SWARMNODE_JOIN_BUDGIT="1MB", SWARMNODE_DOCTOR_X="1")
+    assert result.stderr == (
+        "swarmnode: the environment's SWARMNODE_JOIN_BUDGIT is no setting; did you mean SWARMNODE_JOIN_BUDGET?\n"
+    )
+    result = run("join", "--budget", "1MB", "--log-json", "--no-listen", home=home, SWARMNODE_X="1")
+    told = json.loads(result.stderr.splitlines()[0])
+    assert (told["level"], told["message"]) == ("warning", "the environment's SWARMNODE_X is no setting")
