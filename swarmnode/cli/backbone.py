@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,12 +39,13 @@ from swarmnode.cli.common import (
     wrong_usage,
 )
 from swarmnode.cli.logs import log_event, logging_options, set_up_logging
-from swarmnode.cli.progress import Progress
+from swarmnode.cli.progress import Pace, Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.cli.verb import Verb
 from swarmnode.config import Config, Drafts, EngineConfig, Repack, Speculate
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress, is_loopback
+from swarmnode.net.invite import suggested_budget
 from swarmnode.net.own_hosts import own_hosts
 from swarmnode.node.backbone import run_backbone
 from swarmnode.node.backbone_parts import BackboneOptions
@@ -202,7 +204,7 @@ def command(
         )
     private = "" if member.secret is None else " --secret FILE"
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
-    show = log_event if log_json else _Face(named + private).show
+    show = _in_log(Pace()) if log_json else _Face(named + private).show
     trio.run(partial(run_backbone, options, show))
     show(Stopped())
 
@@ -235,6 +237,14 @@ def _form_of(exact: bool, q8: bool) -> WireForm:
     if exact:
         return EXACT
     return WireForm(encoding="q8") if q8 else WireForm()
+
+
+def _in_log(pace: Pace) -> Callable[[BackboneEvent], None]:
+    def show(event: BackboneEvent) -> None:
+        if not isinstance(event, Hashing) or pace.is_due(event.done_bytes, event.total_bytes):
+            log_event(event)
+
+    return show
 
 
 class _Face:
@@ -287,7 +297,7 @@ class _Face:
         for address in event.addresses:
             say(f"swarm {address}")
         say(f"api {event.api_url}")
-        budget = "300MB" if routed > 900_000_000 else f"{1 + routed // 3_000_000}MB"
+        budget = suggested_budget(routed)
         for address in dict.fromkeys(map(_dialled_at, event.addresses)):
             say(
                 f"Workers join with: swarmnode join --budget {budget}{self._join_options} --bootstrap {address}"

@@ -23,8 +23,8 @@ from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, is_loopback, is_private, split_host_port
 from swarmnode.net.invite import Invite, checked_network
-from swarmnode.net.own_hosts import own_hosts
-from swarmnode.net.port_file import read_host, read_port
+from swarmnode.net.own_hosts import answering, own_hosts
+from swarmnode.net.port_file import read_budget, read_host, read_port
 from swarmnode.net.secret_file import create_secret, read_secret
 from swarmnode.services.own_record import WILDCARDS
 from swarmnode.wire.secret import NetworkSecret
@@ -48,7 +48,9 @@ from swarmnode.wire.secret import NetworkSecret
     help="Make the secret of a new private network, write it to FILE, and stop.",
 )
 @click.option("--qr/--no-qr", default=True, show_default=True, help="Draw the link as a QR code.")
-@click.option("--budget", default="300MB", show_default=True, help="Budget in the printed command.")
+@click.option(
+    "--budget", help="Budget in the printed command; default: what the last backbone here named, or 300MB."
+)
 @home_option
 @clear_errors
 def command(
@@ -58,7 +60,7 @@ def command(
     with_secret: bool,
     new_secret: Path | None,
     qr: bool,
-    budget: str,
+    budget: str | None,
     home: Path | None,
 ) -> None:
     """Print a link to this node, as one line to run on another machine and as a QR code.
@@ -82,7 +84,7 @@ def command(
     addresses = tuple(PeerAddress(node_id, host, port) for host, port in places)
     invite = Invite(addresses, checked_network(network or DEFAULT_NETWORK), secret if with_secret else None)
     Invite.parse(str(invite))  # too many places, say: no link is shown that others could not read
-    _show(invite, secret, budget, with_qr=qr)
+    _show(invite, secret, budget or read_budget(folders.port_file) or "300MB", with_qr=qr)
     say(_needs(listened, port))
 
 
@@ -99,7 +101,10 @@ def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr:
     if with_qr:
         say()
         click.echo(qr_code(link))
-    say("On the other machine (docs/operations.md: Linux, macOS, Windows, Termux):")
+    if all(is_loopback(address.host) for address in invite.addresses):
+        say("On this machine, with a --home of its own:")
+    else:
+        say("On the other machine (docs/operations.md: Linux, macOS, Windows, Termux):")
     hidden = secret is not None and invite.secret is None
     option = " --secret FILE" if hidden else ""
     say(f'  swarmnode join --budget {budget}{option} --bootstrap "{link}"')
@@ -109,21 +114,17 @@ def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr:
         )
     elif hidden:
         say("The link does not carry the network's secret: copy its file there and give its name (FILE).")
-    if all(is_private(address.host) for address in invite.addresses):
+    if all(is_private(address.host) and not is_loopback(address.host) for address in invite.addresses):
         say(
             "These addresses work inside your own network only; for others give --at NAME:PORT and open the port."
         )
 
 
 def _hosts(listened: str | None) -> list[str]:
-    """The addresses of this machine at which a node answers that listens there; None: nobody knows yet where.
-
-    At 0.0.0.0, which is what people are told to give, nobody answers an IPv6 address.
-    """
-    if listened and listened not in WILDCARDS and not is_loopback(listened):
+    """Where a node answers that listens there; None: nobody knows yet where."""
+    if listened and listened not in WILDCARDS:
         return [listened]
-    hosts = own_hosts()
-    return hosts if listened == "::" else [host for host in hosts if ":" not in host] or hosts
+    return answering(listened or "0.0.0.0", own_hosts())
 
 
 def _needs(listened: str | None, port: int) -> str:

@@ -9,7 +9,7 @@ from swarmnode.cli.common import LEAVING, say
 from swarmnode.cli.live_line import LiveLine
 from swarmnode.cli.logs import EVENTS, fields_of, log_event
 from swarmnode.cli.memory import trim_heap
-from swarmnode.cli.progress import Progress
+from swarmnode.cli.progress import Pace, Progress
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.services.reports import (
     Connecting,
@@ -44,6 +44,7 @@ class JoinFace:
     def __init__(self, *, as_json: bool, live: LiveLine | None = None) -> None:
         self._as_json = as_json
         self._download = Progress(_DOWNLOAD)
+        self._pace = Pace()
         self._is_downloading = False
         self._live = LiveLine() if live is None else live
         self._recent: deque[Lending] = deque()
@@ -62,7 +63,8 @@ class JoinFace:
         if isinstance(event, Lending):
             self._lending(event)
         elif self._as_json:
-            log_event(event)
+            if not isinstance(event, Fetched) or self._pace.is_due(event.done_bytes, event.total_bytes):
+                log_event(event)
         elif self._is_leaving and isinstance(event, Connecting | Waiting):
             pass  # that connections end now is what leaving means
         else:

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a plain line every tenth elsewhere."""
+"""Progress of long work: a bar on a terminal; elsewhere a plain line now and then, and none for what is soon done."""
 
 from __future__ import annotations
 
@@ -16,6 +16,30 @@ if TYPE_CHECKING:
 
 _LEAST_S = 0.5
 """A rate of less time says nothing."""
+PLAIN_S = 5.0
+"""Least time between two lines where there is no terminal: pipes and logs keep every one."""
+
+
+class Pace:
+    """When work is told of where every line is kept: once a tenth, PLAIN_S apart. What is done sooner is not told of;
+    of other work, the end is.
+    """
+
+    def __init__(self) -> None:
+        self._told: tuple[float, int] | None = None
+        """When it was told of last (or began), and how many tenths there were."""
+        self._is_long = False
+
+    def is_due(self, done_bytes: int, total_bytes: int) -> bool:
+        """Whether to tell of it now."""
+        now_s, tenths = time.monotonic(), 10 * done_bytes // max(1, total_bytes)
+        if self._told is None:
+            self._told = now_s, tenths
+        told_s, told_tenths = self._told
+        is_due = tenths > told_tenths and (now_s - told_s >= PLAIN_S or (self._is_long and tenths >= 10))
+        if is_due:
+            self._told, self._is_long = (now_s, tenths), True
+        return is_due
 
 
 class Progress:
@@ -25,7 +49,7 @@ class Progress:
         self._what = what
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
-        self._tenths = 0
+        self._pace = Pace()
         self._began: tuple[float, int] | None = None
         """When the first update came, and with how many bytes."""
 
@@ -35,10 +59,10 @@ class Progress:
             self._update_bar(done_bytes, total_bytes)
             return
         rate = self._rate(done_bytes, total_bytes)
-        tenths = 10 * done_bytes // max(1, total_bytes)
-        if tenths > self._tenths:
-            self._tenths = tenths
-            say(f"{self._what}: {10 * tenths} % of {format_bytes(total_bytes)}{rate}")
+        if self._pace.is_due(done_bytes, total_bytes):
+            say(
+                f"{self._what}: {100 * done_bytes // max(1, total_bytes)} % of {format_bytes(total_bytes)}{rate}"
+            )
 
     def _rate(self, done_bytes: int, total_bytes: int) -> str:
         """Mean rate so far and time left, once there is one: ", 2.5 MB/s, 40 s left"."""

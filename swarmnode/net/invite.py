@@ -18,6 +18,15 @@ MAX_LINK_CHARS = 2048
 MAX_PLACES = 8
 
 
+_LARGE_BYTES = 900_000_000
+
+
+def suggested_budget(routed_bytes: int) -> str:
+    """The budget that an invitation names for a worker of a model with so many bytes of routed experts: 300MB, or a
+    third of a small model."""
+    return "300MB" if routed_bytes > _LARGE_BYTES else f"{1 + routed_bytes // 3_000_000}MB"
+
+
 @dataclass(frozen=True, slots=True)
 class Invite:
     """What a link says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 
 # Addresses of documentation (RFC 5737, RFC 3849): a socket "connected" to them tells which address of this machine
 # would be used towards the internet. Nothing is sent.
@@ -23,3 +24,11 @@ def own_hosts() -> list[str]:
         if not ipaddress.ip_address(host.partition("%")[0]).is_link_local:
             hosts.append(host)
     return hosts
+
+
+def answering(listened: str, hosts: Sequence[str]) -> list[str]:
+    """Of this machine's addresses, those at which a node answers that listens on all of them, as 0.0.0.0 or ::.
+
+    At 0.0.0.0, which is what people are told to give, nobody answers an IPv6 address.
+    """
+    return list(hosts) if listened == "::" else [host for host in hosts if ":" not in host] or list(hosts)

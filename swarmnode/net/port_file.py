@@ -1,10 +1,12 @@
 """The port of a node's last run, in its data folder: the next run takes it again, and invitations name it.
 
-Beside it, in a file of its own that older versions do not look for, the host that was listened on.
+Beside it, in files of their own that older versions do not look for, the host that was listened on, and the budget
+that a backbone's last run named for workers of its model.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from swarmnode.state_file import read_small, replace_small
@@ -45,3 +47,21 @@ def write_host(port_file: Path, host: str) -> None:
 
 def _host_file(port_file: Path) -> Path:
     return port_file.with_name(port_file.name + ".host")
+
+
+def read_budget(port_file: Path) -> str | None:
+    """The budget ("3MB") that the last backbone of this node named for workers, None if there was none."""
+    try:
+        text = read_small(_budget_file(port_file), MAX_PORT_FILE_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if re.fullmatch(r"[0-9]+MB", text) else None
+
+
+def write_budget(port_file: Path, budget: str) -> None:
+    """Raises OSError."""
+    replace_small(_budget_file(port_file), f"{budget}\n".encode())
+
+
+def _budget_file(port_file: Path) -> Path:
+    return port_file.with_name(port_file.name + ".budget")

@@ -18,11 +18,13 @@ from swarmnode.identity import NodeKey
 from swarmnode.models.base import Model
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.descriptors import raise_limit
+from swarmnode.net.invite import suggested_budget
 from swarmnode.net.peer import Peer
+from swarmnode.net.port_file import write_budget
 from swarmnode.net.tcp import TcpTransport
 from swarmnode.net.transport import Transport
 from swarmnode.node.backbone_http import access_of, api_listener, app_of, node_api_of, url_of
-from swarmnode.node.backbone_parts import Backbone, BackboneOptions, assemble_backbone, loaded
+from swarmnode.node.backbone_parts import Backbone, BackboneOptions, assemble_backbone, loaded, routed_bytes
 from swarmnode.node.common import (
     LEAVE_GRACE_S,
     Goodbye,
@@ -108,9 +110,18 @@ async def _serve_model(
             node = node_api_of(backbone, index, options, key, token)
             app = app_of(backbone, index, options, node, places, access_of(options, keys, token))
             await nursery.start(partial(api_serve.run, config=options.config.api), app, listener)
+            _keep_budget(options, routed_bytes(manifest))
             report(_ready(options, manifest, model, device.info, places, url_of(listener)))
             nursery.start_soon(tell_coverage, backbone.state.coverage, report)
             task_status.started()
+
+
+def _keep_budget(options: BackboneOptions, n_bytes: int) -> None:
+    """For `swarmnode invite`, which names the same as the dashboard."""
+    try:
+        write_budget(options.folders.port_file, suggested_budget(n_bytes))
+    except OSError as error:
+        log.warning("`swarmnode invite` will not know this model's budget: %s", error.strerror)
 
 
 def _ready(
@@ -194,7 +205,8 @@ def _seeds(manifest: Manifest) -> ModelHoldings:
 
 def _tell(state: SwarmState, report: Callable[[BackboneEvent], None], worker: Worker, left: bool) -> None:
     covered, total = state.coverage()
-    standing = "left" if left else worker.standing.value
+    gone = "paused" if worker.pauses else "left"
+    standing = gone if left else worker.standing.value
     count = sum(item.count for item in worker.ranges)
     report(WorkerChanged(worker.node_id.short, standing, worker.reason, count, covered, total))
 

@@ -18,7 +18,7 @@ from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.models.chat import template_of
 from swarmnode.net.address import PeerAddress, is_loopback, join_host_port
-from swarmnode.node.backbone_parts import Backbone, BackboneOptions
+from swarmnode.node.backbone_parts import Backbone, BackboneOptions, routed_bytes
 from swarmnode.node.dashboard import prepare_dashboard
 from swarmnode.services.api_keys import KeyRing
 from swarmnode.services.dashboard_view import DashboardView
@@ -102,8 +102,7 @@ def app_of(
         config.dashboard,
         has_chat=template is not None,
     )
-    routed_bytes = sum(layer.layout.expert_bytes for layer in backbone.manifest.layers.values())
-    routed_bytes *= backbone.manifest.n_expert
+    n_bytes = routed_bytes(backbone.manifest)
     served = Served(
         engine,
         backbone.manifest.name,
@@ -115,7 +114,7 @@ def app_of(
         node,
         access,
         gauges=partial(_gauges, backbone),
-        dashboard=prepare_dashboard(view, options, places, routed_bytes, node.token, node.threads),
+        dashboard=prepare_dashboard(view, options, places, n_bytes, node.token, node.threads),
     )
     return build_app(served)
 

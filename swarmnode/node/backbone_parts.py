@@ -101,6 +101,11 @@ def assemble_backbone(
     return Backbone(manifest, members, prober, seeder, engine, state, demand, throughput, residents)
 
 
+def routed_bytes(manifest: Manifest) -> int:
+    """Bytes of all routed experts."""
+    return manifest.n_expert * sum(layer.layout.expert_bytes for layer in manifest.layers.values())
+
+
 def load_model(options: BackboneOptions, index: ModelIndex, device: Device) -> tuple[Model, ExpertBank]:
     """The dense path and a bank of every routed expert, bound from the mapped file. Blocks; on the compute thread.
 

@@ -8,8 +8,8 @@ from swarmnode.api.dashboard_routes import Dashboard, Invitation
 from swarmnode.api.event_feed import EventFeed
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress, is_loopback, is_private
-from swarmnode.net.invite import MAX_PLACES, Invite, checked_network
-from swarmnode.net.own_hosts import own_hosts
+from swarmnode.net.invite import MAX_PLACES, Invite, checked_network, suggested_budget
+from swarmnode.net.own_hosts import answering, own_hosts
 from swarmnode.node.common import NodeOptions
 from swarmnode.services.dashboard_view import DashboardView
 from swarmnode.services.own_record import WILDCARDS
@@ -43,10 +43,9 @@ def invitation_of(
     except UsageError:  # no link is shown that others could not read
         return None
     secret = " --secret FILE" if options.secret is not None else ""
-    budget = "300MB" if routed_bytes > 900_000_000 else f"{1 + routed_bytes // 3_000_000}MB"
     return Invitation(
         link=link,
-        command=f'swarmnode join --budget {budget}{secret} --bootstrap "{link}"',
+        command=f'swarmnode join --budget {suggested_budget(routed_bytes)}{secret} --bootstrap "{link}"',
         needs_secret=options.secret is not None,
         is_limited=options.allowed is not None,
         reach=_reach(addresses),
@@ -61,7 +60,7 @@ def _dialled_at(options: NodeOptions, places: Sequence[PeerAddress]) -> tuple[Pe
     node_id = places[0].node_id
     found = [PeerAddress(node_id, host, port) for host, port in options.advertise]
     for place in places:
-        hosts = own_hosts() if place.host in WILDCARDS else [place.host]
+        hosts = answering(place.host, own_hosts()) if place.host in WILDCARDS else [place.host]
         found += [PeerAddress(node_id, host, place.port) for host in hosts]
     return tuple(dict.fromkeys(found))[:MAX_PLACES]
 

@@ -15,9 +15,9 @@ from swarmnode.cli.common import Membership, membership_of
 from swarmnode.config import Folders
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
-from swarmnode.net.invite import Invite
+from swarmnode.net.invite import Invite, suggested_budget
 from swarmnode.net.own_hosts import own_hosts
-from swarmnode.net.port_file import write_host, write_port
+from swarmnode.net.port_file import write_budget, write_host, write_port
 from swarmnode.net.secret_file import read_secret
 from swarmnode.wire.secret import NetworkSecret
 
@@ -89,7 +89,7 @@ def test_the_port_of_the_last_run_is_named(tmp_path: Path) -> None:
         ("0.0.0.0", ["192.168.1.5"], "it listens for others at port 5790."),
         ("::", ["192.168.1.5", "fd00::5"], "it listens for others at port 5790."),
         ("192.168.7.7", ["192.168.7.7"], "it listens for others at port 5790."),
-        ("127.0.0.1", ["192.168.1.5"], "for this machine only; start it with --listen 0.0.0.0:5790"),
+        ("127.0.0.1", ["127.0.0.1"], "for this machine only; start it with --listen 0.0.0.0:5790"),
     ],
 )
 def test_only_addresses_that_answer_are_named(
@@ -103,6 +103,19 @@ def test_only_addresses_that_answer_are_named(
     result = run(tmp_path)
     assert [address.host for address in link_of(result).addresses] == hosts
     assert result.output.splitlines()[-1].endswith(says)
+    assert ("On this machine" in result.output) == (listened == "127.0.0.1")
+
+
+def test_the_budget_is_that_of_the_last_backbone(tmp_path: Path) -> None:
+    """The dashboard's invitation names the same (tests/node/test_dashboard.py)."""
+    port_file = Folders.under(tmp_path).port_file
+    port_file.parent.mkdir(parents=True)
+    write_budget(port_file, suggested_budget(8_159_232))
+    assert "swarmnode join --budget 3MB --bootstrap" in run(tmp_path, "--at", "h").output
+    assert "swarmnode join --budget 1GB --bootstrap" in run(tmp_path, "--at", "h", "--budget", "1GB").output
+    port_file.with_name(port_file.name + ".budget").write_text("$(reboot)")
+    assert "swarmnode join --budget 300MB --bootstrap" in run(tmp_path, "--at", "h").output
+    assert suggested_budget(70_000_000_000) == "300MB"
 
 
 def test_own_hosts_are_addresses() -> None:

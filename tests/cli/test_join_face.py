@@ -131,3 +131,28 @@ def test_progress_has_a_rate_and_the_time_left(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "downloading: 10 % of 300.0 MB, 3.0 MB/s, 90 s left"
     assert lines[-1] == "downloading: 100 % of 300.0 MB, 3.0 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("took_s", "shown"),
+    [(4.0, []), (9.0, ["56 %", "100 %"]), (30.0, ["17 %", "34 %", "51 %", "68 %", "85 %", "100 %"])],
+)
+def test_what_is_soon_done_fills_no_log(
+    took_s: float,
+    shown: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = [0.0]
+    monkeypatch.setattr("swarmnode.cli.progress.time.monotonic", lambda: clock[0])
+    faces = [JoinFace(as_json=False), JoinFace(as_json=True)]
+    for percent in range(101):
+        clock[0] = took_s * percent / 100
+        for face in faces:
+            face.show(Fetched(percent, 100))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1].split(" of")[0] for line in lines] == shown
+    told = [f"{record.__dict__['fields']['done_bytes']} %" for record in caplog.records]
+    assert told == shown

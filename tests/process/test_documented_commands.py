@@ -160,7 +160,7 @@ ASKED = [
         Command(
             "status --api HOST:PORT --watch SECONDS --all --json", '"coverage": ', goes_on=True, code=130
         ),
-        Command("invite", r"swarmnode join --budget \S+ --bootstrap \"swarm://"),
+        Command("invite", r"join --budget 3MB --bootstrap \"swarm://\w+@127\.0\.0\.1:\d+\?network=public\""),
         Command("invite --at backbone.example.org:4790", r"@backbone\.example\.org:4790"),
         Command("doctor", "ok    a backbone runs with this key"),
         Command("doctor --bootstrap peers.txt", r"ok    peer \w+ at 127\.0\.0\.1 port \d+ answers"),
