@@ -63,6 +63,8 @@ class JoinFace:
         if isinstance(event, Lending):
             self._lending(event)
         elif self._as_json:
+            if isinstance(event, Planned):
+                self._pace = Pace()  # each try counts from its own beginning
             if not isinstance(event, Fetched) or self._pace.is_due(event.done_bytes, event.total_bytes):
                 log_event(event)
         elif self._is_leaving and isinstance(event, Connecting | Waiting):

@@ -156,3 +156,7 @@ def test_what_is_soon_done_fills_no_log(
     assert [line.split(": ")[1].split(" of")[0] for line in lines] == shown
     told = [f"{record.__dict__['fields']['done_bytes']} %" for record in caplog.records]
     assert told == shown
+    faces[1].show(Planned("M", 0, 5, 100, 100))
+    for clock[0], percent in ((100.0, 0), (106.0, 50)):
+        faces[1].show(Fetched(percent, 100))
+    assert caplog.records[-1].__dict__["fields"]["done_bytes"] == 50, "another try is told of, too"
