@@ -28,7 +28,7 @@ class Command:
 
     `line`: as `documented` gives it, or one of the test's own for options that the docs name without a line. `says`: a
     regular expression that its output must hold, standard error included. `more`: options that make it shorter.
-    `goes_on`: it is ended by Ctrl-C as soon as it said that.
+    `goes_on`: it is ended by Ctrl-C as soon as it said that. `ours`: the docs have its options, but no such line.
     """
 
     line: str
@@ -37,6 +37,7 @@ class Command:
     stdin: str = ""
     more: str = ""
     goes_on: bool = False
+    ours: bool = False
 
 
 def documented() -> frozenset[str]:

@@ -40,7 +40,7 @@ ALONE = [
         Command("models verify", "baker-street.gguf: id 71f935e2"),
         Command("models verify model", "hashed for the first time"),
         Command("models remove model --yes", r"model is removed: 3 link\(s\)"),
-        Command("models add --copy model-00001-of-00003.gguf", r"model: 3 file\(s\) copied"),
+        Command("models add --copy model-00001-of-00003.gguf", r"model: 3 file\(s\) copied", ours=True),
     ],
     [
         Command("models show", "a worker's budget covers"),
@@ -48,13 +48,12 @@ ALONE = [
         Command("inspect", "Baker Street 16M"),
         Command("inspect FILE.gguf", "experts           16 a layer"),
         Command("inspect model-00001-of-00003.gguf", r"in 3 file\(s\)(.|\n)*dense path"),
-        Command("inspect --json FILE.gguf", '"experts": 16'),
+        Command("inspect --json FILE.gguf", '"experts": 16', ours=True),
     ],
     [
         Command("shard MODEL --layers 0:2 --experts 0:16 -o OUT.gguf", r"OUT\.gguf"),
         Command(
-            "shard MODEL --layers 0:2 --experts 0:16 -o OUT.gguf --force", r"OUT\.gguf"
-        ),
+            "shard MODEL --layers 0:2 --experts 0:16 -o OUT.gguf --force", r"OUT\.gguf", ours=True),
     ],
     [
         Command("config show", r"backbone\n(.|\n)*\njoin\n"),
@@ -72,8 +71,7 @@ ALONE = [
         Command("invite --network home --secret home.secret --at 192.168.1.5", r"192\.168\.1\.5:4790\?network=home"),
         Command(
             "invite --network home --secret home.secret --with-secret --no-qr --budget 1GB --at h.example:1",
-            "CARRIES THE NETWORK'S SECRET",
-        ),
+            "CARRIES THE NETWORK'S SECRET", ours=True),
         Command(
             "backbone --network home --secret home.secret --listen 0.0.0.0:4790", "^Workers join with", goes_on=True
         ),
@@ -83,8 +81,7 @@ ALONE = [
         Command(
             "bench prefill decode --model FILE.gguf --rounds 1 --tokens 4 --prompt 4 --sequences 1,2 --threads 1 "
             "--device CPU --plot speeds.png",
-            r"decode, 4 tokens, no worker",
-        ),
+            r"decode, 4 tokens, no worker", ours=True),
     ],
 ]  # fmt: skip
 """They need no other node. The lists run beside each other."""
@@ -109,8 +106,7 @@ BACKBONES = [
             "--exact --deadline-ms 500 --send auto --speculate ngram --repack always --threads 1 --device CPU "
             "--log-json -v",
             '"event": "Ready"',
-            goes_on=True,
-        ),
+            goes_on=True, ours=True),
     ],
 ]  # fmt: skip
 """They start, say what they serve, and end with 0 when they are told to."""
@@ -130,7 +126,7 @@ ASKED = [
         Command("generate prompt", ANSWERED, more="--max-tokens 4"),
         Command("generate --chat Who are you?", ANSWERED, more="--max-tokens 4"),
         Command("generate --chat --max-tokens 64 Who are you?", ANSWERED),
-        Command("generate --api HOST:PORT --max-tokens 4 prompt", ANSWERED),
+        Command("generate --api HOST:PORT --max-tokens 4 prompt", ANSWERED, ours=True),
     ],
     [
         Command("generate", ANSWERED, more="--max-tokens 4", stdin="The door"),
@@ -167,8 +163,7 @@ ASKED = [
         Command("doctor --bootstrap peers.txt", r"ok    peer \w+ at 127\.0\.0\.1 port \d+ answers"),
         Command(
             "doctor --device CPU --max-rows 8 --model FILE.gguf --listen 127.0.0.1:0 --api 127.0.0.1:0",
-            "CPU: .* experts against float64",
-        ),
+            "CPU: .* experts against float64", ours=True),
     ],
 ]  # fmt: skip
 """Of the home of the backbone, while workers come and go."""
@@ -182,7 +177,7 @@ TOLD = [
         r"budget     200\.0 MB \(started with 300\.0 MB\)",
     ),
     Command("limits --hours always", "hours +always"),
-    Command("limits --json", '"budget_bytes": 200000000'),
+    Command("limits --json", '"budget_bytes": 200000000', ours=True),
     Command("leave", "leaves"),
 ]
 """Of the home of a worker."""
@@ -212,11 +207,12 @@ JOINING = [
         "--device CPU --max-rows 8 --on-battery serve --keep-free 1MB --network public -v",
         SERVES,
         goes_on=True,
+        ours=True,
     ),
     Command(
         "join --budget 300MB --listen 0.0.0.0:4790 --advertise home.example.org:14790", SERVES, goes_on=True
     ),
-    Command("join --budget 300MB --no-listen --bootstrap SOURCE", SERVES, goes_on=True),
+    Command("join --budget 300MB --no-listen --bootstrap SOURCE", SERVES, goes_on=True, ours=True),
 ]
 """Each from a home of its own; they find the backbone and take experts, and say goodbye."""
 
@@ -359,6 +355,10 @@ def test_every_documented_command_is_run() -> None:
     run = {command.line for command in RUN}
     lines = documented()
     assert len(lines) > 60, "the scan finds what it should"
+    for command in RUN:
+        assert command.ours != (command.line in lines), (
+            f"`swarmnode {command.line}` came into the docs, or left them"
+        )
     verbs_run = {verb_of(line) for line in run}
     for line in lines - run - NOT_RUN.keys():
         assert is_name(line), f"`swarmnode {line}` is in the docs, and no test runs it"
