@@ -31,7 +31,8 @@ ALONE = [
     [
         Command("key new", r"^sk-swarm-[\w-]{43}\n"),
         Command("key new --name laptop", "only its hash is stored"),
-        Command("key list", r"laptop +sk-swarm-[\w-]{4}\.\.\."),
+        Command("key new --name phone --max-concurrent 2 --per-minute 60", "only its hash is stored"),
+        Command("key list", r"laptop +sk-swarm-[\w-]{4}\.\.\.[^$]*at most 2 at a time and 60 a minute"),
         Command("key revoke laptop", "the key laptop is revoked"),
     ],
     [
