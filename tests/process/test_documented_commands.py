@@ -230,6 +230,10 @@ NOT_RUN = {
     "demo --kill-at N": ("takes twenty seconds", "tests/process/test_commands.py"),
     "bench": ("takes minutes", "tests/process/test_bench.py"),
     "bench kernels prefill decode swarm": ("takes minutes", "tests/process/test_bench.py"),
+    "bench swarm --model FOUR.gguf --sequences 1,16,64 --rtt 0,40 --prompt 16 --tokens 16 --rounds 2": (
+        "takes minutes and a file of 6.5 GB",
+        "tests/process/test_bench.py",
+    ),
 }
 """Why not here, and the file with the test that runs it."""
 
