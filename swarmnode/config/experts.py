@@ -65,7 +65,7 @@ class DispatchConfig:
     ten of them, each when a run of experts is there."""
     announces_per_s: float = 1.0
 
-    # Whether a row is sent at all (schedule/sending.py, docs/decisions/0030)
+    # Whether a row is sent at all (schedule/sending.py, sending_auto.py, docs/decisions/0030)
     send: Literal["auto", "always"] = "always"
     """`always`: whatever a worker owns; `auto`: what is expected to finish sooner there. The command line's default is
     `always`, too, until what decision 0030 says is missing has been mended."""

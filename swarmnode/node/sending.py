@@ -10,7 +10,8 @@ from swarmnode.config import DispatchConfig
 from swarmnode.models.base import Model
 from swarmnode.schedule.cost import CostModel
 from swarmnode.schedule.residents import Residents
-from swarmnode.schedule.sending import Dice, SendAlways, SendAuto, SendPolicy
+from swarmnode.schedule.sending import SendAlways, SendPolicy
+from swarmnode.schedule.sending_auto import Dice, SendAuto
 from swarmnode.services.resident_experts import MappedPages, Pages, ResidentExperts
 from swarmnode.services.runners import Runner
 from swarmnode.weights.index import ModelIndex

@@ -16,8 +16,10 @@ from swarmnode.identity import NodeKey
 from swarmnode.schedule.cost import CostModel
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, build_routing
 from swarmnode.schedule.residents import Residents
-from swarmnode.schedule.sending import SendAuto, _row_ways, _ways, send_always
+from swarmnode.schedule.sending import send_always
+from swarmnode.schedule.sending_auto import SendAuto
 from swarmnode.schedule.view import SwarmView, WorkerView
+from swarmnode.schedule.ways import row_ways, ways
 from tests.calls import count_calls
 
 N_EXPERT, K, N_LAYER, SIZE = 16, 4, 4, 6_000_000
@@ -157,11 +159,11 @@ def test_ways_count_every_pair_once(ids: list[list[int]], held: list[set[int]], 
         owners[list(experts)] = number
     mask = np.isin(np.arange(8), list(warm))
     flat, is_here = owners[chosen].ravel(), mask[chosen].ravel()
-    for way in _ways(chosen, flat, is_here):
+    for way in ways(chosen, flat, is_here):
         assert way.n_local + sum(way.remote.values()) == chosen.size
         assert way.n_cold <= len(set(chosen.ravel().tolist()) - warm)
     if len(chosen) == 1:
-        assert _row_ways(chosen, flat, is_here) == _ways(chosen, flat, is_here)
+        assert row_ways(chosen, flat, is_here) == ways(chosen, flat, is_here)
 
 
 # -- exploring

@@ -18,7 +18,7 @@ import trio
 from swarmnode.config import Config, DispatchConfig
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.node.sending import prepare_policy, prepare_residents
-from swarmnode.schedule.sending import SendAuto
+from swarmnode.schedule.sending_auto import SendAuto
 from swarmnode.services.account import Account
 from swarmnode.services.runners import Inline
 from swarmnode.testing.swarm import MeddledHandlers, Swarm, SwarmWorker, open_swarm
