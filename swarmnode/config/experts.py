@@ -98,6 +98,9 @@ class DispatchConfig:
     """Answers of a size by which a worker is known well enough to say when it is late."""
     hedge_min_s: float = 0.01
     """Least wait before a second replica is asked: below that the machine's own hiccups decide."""
+    hedge_times: float = 4.0
+    """A share is also late when its second holder would have done it so many times over: by its own times a worker that
+    grows slower by a little each time is never late."""
     replace_passes: int = 128
     """Experts in memory are also chosen anew after so many counted passes of an answer (every 4th: some 500 tokens)."""
 
@@ -111,8 +114,11 @@ class DispatchConfig:
 
         So a decode step waits for deadline_s, and a chunk of a prompt for what its compute and transfer may take.
         """
-        work_s = n_pairs * self.deadline_per_pair_s + n_bytes / self.deadline_bytes_per_s
-        return min(max(self.deadline_s, work_s), self.max_deadline_s)
+        return min(max(self.deadline_s, self.share_work_s(n_pairs, n_bytes)), self.max_deadline_s)
+
+    def share_work_s(self, n_pairs: int, n_bytes: int) -> float:
+        """What compute and transfer of a share may take on the slowest device and link that are waited for."""
+        return n_pairs * self.deadline_per_pair_s + n_bytes / self.deadline_bytes_per_s
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ def assemble_backbone(
     remote = RemoteExperts(
         manifest.model_id, bank, compute, members, config.dispatch, options.form, policy=policy
     )
+    prober.on_answer = remote.probed
     demand = DemandWatch(MarketShape.of(manifest), config.market, trio.current_time)
     engine = Engine(
         model,

@@ -5,12 +5,14 @@ So every kind of call is remembered by the power of two of its pairs, and sizes 
 the nearest one that was. All times are in seconds, `now_s` of the clock that comes in.
 
 Two threads use it: the compute thread writes what was computed here, trio's what workers did, and each reads both.
-Every number is replaced, never changed in place.
+Every number is replaced, never changed in place, and the table of workers has a lock.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -18,6 +20,9 @@ from swarmnode.config import DispatchConfig
 
 _BUCKETS = 24
 """Calls of up to 2^24 pairs are told apart."""
+_LEAST_HALF_LIVES = 6.0
+"""The shortest time of all is taken to be twice as long after so many half-lives without one that short: by time and
+not by answers, or a worker that grows slower by a little each time would take it along."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,17 @@ class Estimate:
         """
         if self.mean <= floor:
             return self.mean
-        return floor + (self.mean - floor) * math.exp2(-max(0.0, now_s - self.at_s) / half_life_s)
+        return floor + (self.mean - floor) * self._left(now_s, half_life_s)
 
-    @property
-    def late_s(self) -> float:
-        """Above about 95 % of samples: mean + 4 deviations, as TCP's retransmission timer has it (RFC 6298)."""
-        return self.mean + 4 * self.deviation
+    def late_s(self, floor: float, now_s: float, half_life_s: float) -> float:
+        """Above about 95 % of samples: mean + 4 deviations, as TCP's retransmission timer has it (RFC 6298).
+
+        Both fade as `faded` does: what is believed to be fast again is also late as soon as it was then.
+        """
+        return self.faded(floor, now_s, half_life_s) + 4 * self.deviation * self._left(now_s, half_life_s)
+
+    def _left(self, now_s: float, half_life_s: float) -> float:
+        return math.exp2(-max(0.0, now_s - self.at_s) / half_life_s)
 
 
 def _bucket(n_pairs: int) -> int:
@@ -64,9 +74,11 @@ class _BySize:
 
     def __init__(self, config: DispatchConfig) -> None:
         self._weight = config.estimate_weight
+        self._doubling_s = _LEAST_HALF_LIVES * config.estimate_half_life_s
         self.items: list[Estimate | None] = [None] * _BUCKETS
         self.least = float("inf")
         """The smallest sample lately: kept as a floor."""
+        self._last_s = 0.0
 
     def add(self, n_pairs: int, value: float, now_s: float) -> None:
         """A call of so many pairs had this value."""
@@ -77,7 +89,9 @@ class _BySize:
             if known is None
             else known.with_sample(value, now_s, self._weight)
         )
-        self.least = min(value, self.least * 1.01)
+        n_doublings = min(100.0, max(0.0, now_s - self._last_s) / self._doubling_s)
+        self.least = min(value, self.least * math.exp2(n_doublings))
+        self._last_s = now_s
 
     def at(self, n_pairs: int) -> Estimate | None:
         """For calls of this size, exactly."""
@@ -143,31 +157,52 @@ class LocalCost:
 
 
 class WorkerCost:
-    """One worker: how long requests of each size took until their reply was here."""
+    """One worker: how long its shares of a layer took, by size, from the first request to the last reply.
+
+    A share counts once, in however many requests it is asked for: that is up to the worker.
+    """
 
     def __init__(self, config: DispatchConfig) -> None:
         self._config = config
         self._times = _BySize(config)
         self.in_flight = 0
+        """Shares under way."""
+        self.n_requests = 0
         """Requests under way."""
-        self.rtt_s = 0.0
-        """Round trip of a ping; a guess for the first request."""
-        self.unanswered_s = 0.0
-        """Waited for replies that were given up, since the last one that came."""
+        self.max_requests = 1 << 30
+        """Most that its connection takes at once."""
+        self.rtt_s: float | None = None
+        """Round trip of a ping: what is expected before anything was answered."""
+        self.unanswered = 0.0
+        """What was waited for shares that were given up, since the last one that was answered, in deadlines of each:
+        of a token's share and a prompt's, 1 is all the patience that there is."""
 
     @property
     def is_known(self) -> bool:
         """Whether it has answered, or let us wait."""
         return self._times.near(1) is not None
 
+    @property
+    def n_requests_left(self) -> int:
+        """How many more requests its connection takes."""
+        return max(0, self.max_requests - self.n_requests)
+
     def add(self, n_pairs: int, seconds: float, now_s: float) -> None:
-        """A request of so many pairs was answered."""
-        self.unanswered_s = 0.0
+        """A share of so many pairs was answered, all of it."""
+        self.unanswered = 0.0
         self._times.add(n_pairs, seconds, now_s)
 
-    def gave_up(self, n_pairs: int, seconds: float, now_s: float) -> None:
-        """A request was given up after so long: it would have taken at least that."""
-        self.unanswered_s += seconds
+    def probed(self, seconds: float, now_s: float) -> None:
+        """A probe was answered, which is one pair. It makes up for no work that was not."""
+        self._times.add(1, seconds, now_s)
+
+    def refused(self, n_pairs: int, seconds: float, now_s: float) -> None:
+        """A share was refused, and done by others in so many seconds: for decisions it took those."""
+        self._times.add(n_pairs, seconds, now_s)
+
+    def gave_up(self, n_pairs: int, seconds: float, now_s: float, deadline_s: float) -> None:
+        """A share was given up after so long, of the `deadline_s` that it had: it would have taken at least that."""
+        self.unanswered += seconds / deadline_s
         known = self._times.at(n_pairs)
         if known is None or seconds > known.mean:
             self._times.add(n_pairs, seconds, now_s)
@@ -178,25 +213,33 @@ class WorkerCost:
             return 0.0
         near = self._times.near(n_pairs)
         if near is None:
-            return self.rtt_s + n_pairs * self._config.pair_s
+            return (self.rtt_s or 0.0) + n_pairs * self._config.pair_s
         estimate, factor = near
         floor = min(self._times.least, estimate.mean)
         seconds = estimate.faded(floor, now_s, self._config.estimate_half_life_s)
         return seconds if factor <= 1 else floor + factor * (seconds - floor) + self._more_s(n_pairs, factor)
 
     def _more_s(self, n_pairs: int, factor: float) -> float:
-        """What pairs beyond those of a known size may cost; only until requests of this size have been seen."""
+        """What pairs beyond those of a known size may cost; only until shares of this size have been seen."""
         return n_pairs * (1 - 1 / factor) * self._config.pair_s
 
-    def hedge_after_s(self, n_pairs: int) -> float | None:
-        """How long to wait for such a request before asking elsewhere; None: too little is known."""
+    def late_after_s(self, n_pairs: int, now_s: float, work_s: float) -> float | None:
+        """How long to wait for such a share before asking elsewhere; None: not even a ping was answered.
+
+        While few of the size are known: thrice what the nearest known size took (RFC 6298's first guess), or the ping,
+        and `work_s` for the slowest device and link that are waited for.
+        """
         known = self._times.at(n_pairs)
-        if known is None or known.n < self._config.hedge_samples:
-            return None
-        return max(self._config.hedge_min_s, known.late_s)
+        if known is not None and known.n >= self._config.hedge_samples:
+            floor = min(self._times.least, known.mean)
+            late_s = known.late_s(floor, now_s, self._config.estimate_half_life_s)
+            return max(self._config.hedge_min_s, late_s)
+        near = self._times.near(n_pairs)
+        usual_s = self.rtt_s if near is None else near[0].mean
+        return None if usual_s is None else max(self._config.hedge_min_s, 3 * usual_s + work_s)
 
     def score_s(self, now_s: float) -> float:
-        """For choosing between replicas: a small request's time, once for each that is under way and once more."""
+        """For choosing between replicas: a small share's time, once for each that is under way and once more."""
         return self.expect(1, now_s) * (self.in_flight + 1)
 
 
@@ -208,17 +251,25 @@ class CostModel:
         self.now = now
         self._config = config
         self.local = LocalCost(config, expert_bytes)
-        self._workers: dict[Hashable, WorkerCost] = {}
+        self._lock = threading.Lock()
+        self._workers: OrderedDict[Hashable, WorkerCost] = OrderedDict()
+        """The one asked for most recently last."""
         self._cut: Estimate | None = None
 
     def worker(self, node: Hashable) -> WorkerCost:
-        """What is known of a node. It outlives connections; of too many nodes, the first are forgotten."""
-        known = self._workers.get(node)
-        if known is None:
+        """What is known of a node. It outlives connections; of too many, those not asked for longest are forgotten.
+
+        From either thread.
+        """
+        with self._lock:
+            known = self._workers.get(node)
+            if known is not None:
+                self._workers.move_to_end(node)
+                return known
             if len(self._workers) >= self._config.max_known_workers:
-                self._workers.pop(next(iter(self._workers)))
+                self._workers.popitem(last=False)
             known = self._workers[node] = WorkerCost(self._config)
-        return known
+            return known
 
     def add_cut(self, seconds: float, now_s: float) -> None:
         """A layer that was sent out took so much longer than its slowest part."""

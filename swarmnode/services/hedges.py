@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from swarmnode.config import DispatchConfig
-from swarmnode.schedule.cost import WorkerCost
-from swarmnode.schedule.dispatch import Share
+from swarmnode.schedule.dispatch import LOCAL, Share
 from swarmnode.schedule.sending import SendPolicy
+from swarmnode.services.errands import Errand, Piece
 from swarmnode.services.forward import RemoteLayer
 from swarmnode.services.members import Standing, Worker
 
@@ -22,44 +23,74 @@ class Hedges:
         policy: SendPolicy,
         config: DispatchConfig,
     ) -> None:
-        self._is_on = config.hedges
+        self._config = config
         self._layer = layer
         self._workers = workers
         self._policy = policy
 
-    def at_s(self, share: Share, cost: WorkerCost, begun_s: float) -> float:
-        """When (on the clock of `begun_s`) to ask elsewhere: at p95 of this worker's times for such requests.
+    def at_s(self, errand: Errand) -> float:
+        """When (on the clock of `begun_s`) it is late: at p95 of this worker's times for such shares.
 
-        Where nobody else holds the share there is only the local copy. It is computed when the wait has taken as long
-        as that will: whenever the answer comes, the two together take at most twice the better of both. With several
-        passes under way all of them would wait for the compute thread.
-        Infinity: not at all, because too little is known or there is nobody, or it is not wanted.
+        Or sooner, if its second holder would have done it several times over: by its own times a worker that grows
+        slower by a little each time is never late. Infinity: too little is known, or it is not wanted.
         """
-        if not self._is_on:
+        if not self._config.hedges:
             return math.inf
-        after_s = cost.hedge_after_s(len(share.flat))
+        now_s = self._policy.cost.now()
+        after_s = errand.cost.late_after_s(errand.n_pairs, now_s, errand.patience.work_s)
         if after_s is None:
             return math.inf
-        if not self._holders(share, cost):
-            after_s = max(after_s, self._here_s(share) * max(1, self._policy.n_passes))
-        return begun_s + after_s
+        second = self._second(errand)
+        if second is not None and self._policy.cost.worker(second.node_id).is_known:
+            second_s = self._expect_s(second, errand.n_pairs, now_s)
+            after_s = min(after_s, max(self._config.hedge_min_s, self._config.hedge_times * second_s))
+        return errand.begun_s + after_s
 
-    def worker(self, share: Share, late: Worker) -> Worker | None:
-        """Whom to ask, other than `late`; None: the local replica is sooner, or the only one."""
-        cost = self._policy.cost
-        n_pairs, now_s = len(share.flat), cost.now()
-        best, best_s = None, self._here_s(share)
-        for worker in self._holders(share, cost.worker(late.node_id)):
-            known = cost.worker(worker.node_id)
-            seconds = known.expect(n_pairs, now_s) * (known.in_flight + 1)
+    def local_at_s(self, errand: Errand, piece: Piece) -> float:
+        """When a late piece is computed here if nobody else is asked: when the wait has taken as long as that will.
+
+        Whenever the answer comes, the two together take at most twice the better of both. With several passes under
+        way all of them would wait for the compute thread. Infinity: when its deadline is over, as the policy wants to
+        see workers answer, and there was nobody else to be asked.
+        """
+        here_s = self._here_s(errand)
+        if math.isinf(here_s) and len(piece.asked) > 1:
+            cost = self._policy.cost
+            here_s = cost.local.expect(errand.n_pairs, 0, cost.now())
+        return errand.begun_s + here_s * max(1, self._policy.n_passes)
+
+    def worker(self, piece: Piece, n_pairs: int) -> Worker | None:
+        """Whom to ask for a piece, of those not asked yet; None: the local replica is sooner, or the only one.
+
+        `n_pairs`: of everything that would be asked of it.
+        """
+        now_s = self._policy.cost.now()
+        best, best_s = None, self._policy.here_s(self._layer.call.layer, piece.share.pair_expert)
+        for worker in self._holders(piece.share, piece.asked):
+            seconds = self._expect_s(worker, n_pairs, now_s)
             if seconds < best_s:
                 best, best_s = worker, seconds
         return best
 
-    def _here_s(self, share: Share) -> float:
-        return self._policy.here_s(self._layer.call.layer, share.pair_expert)
+    def _here_s(self, errand: Errand) -> float:
+        layer = self._layer.call.layer
+        return sum(self._policy.here_s(layer, piece.share.pair_expert) for piece in errand.pieces)
 
-    def _holders(self, share: Share, late: WorkerCost) -> list[Worker]:
+    def _expect_s(self, worker: Worker, n_pairs: int, now_s: float) -> float:
+        known = self._policy.cost.worker(worker.node_id)
+        return known.expect(n_pairs, now_s) * (known.in_flight + 1)
+
+    def _second(self, errand: Errand) -> Worker | None:
+        """The other holder of the first pair's expert: found without looking at all workers."""
+        seconds = self._layer.routing.seconds.get(self._layer.call.layer)
+        if seconds is None:
+            return None
+        index = int(seconds[errand.pieces[0].share.pair_expert[0]])
+        if index == LOCAL or self._workers[index] is errand.worker:
+            return None
+        return self._workers[index]
+
+    def _holders(self, share: Share, asked: Collection[Worker]) -> list[Worker]:
         """Who else could compute all of it now."""
         layer, views = self._layer.call.layer, self._layer.routing.workers
         if layer not in self._layer.routing.seconds:
@@ -69,7 +100,7 @@ class Hedges:
             worker
             for worker, view in zip(self._workers, views, strict=True)
             if wanted <= view.holdings.get(layer, frozenset())
-            and self._policy.cost.worker(worker.node_id) is not late
+            and worker not in asked
             and worker.standing is Standing.SERVING
             and len(share.flat) <= worker.max_rows
         ]

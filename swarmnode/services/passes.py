@@ -14,10 +14,11 @@ import trio
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.errors import NotFiniteError
 from swarmnode.models.base import Model, Part
+from swarmnode.schedule.dispatch import Routing
 from swarmnode.services.account import Account, AccountedRows, StepAccount
 from swarmnode.services.demand import DemandWatch
 from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer, TakeFailure
-from swarmnode.services.members import Members
+from swarmnode.services.members import Members, Worker
 from swarmnode.services.remote_experts import RemoteExperts
 from swarmnode.services.resident_experts import ResidentExperts
 from swarmnode.services.runners import Runner
@@ -125,12 +126,17 @@ class Passes:
         n_tokens = len(rows.tokens)
         return AccountedRows(rows.account, n_tokens, n_tokens if self._model.has_mtp else rows.n_out)
 
+    def _routing(self) -> tuple[Routing, tuple[Worker, ...]]:
+        routing, workers = self._members.routing()
+        self.remote.meet(workers)
+        return routing, workers
+
     async def _advance(
         self, forward: ForwardPass[Any], account: StepAccount, counts: bool
     ) -> tuple[list[Any], PassTimes]:
         explored_s = 0.0
         timed = partial(_timed, self.remote.policy.cost.now)  # the clock that `forward.explored_s` is of
-        routing, workers = self._members.routing()
+        routing, workers = self._routing()
         result, compute_s = await self._compute.run(partial(timed, partial(forward.advance, routing)))
         while not isinstance(result, Finished):
             pending, finish = None, None
@@ -140,7 +146,7 @@ class Passes:
                 if result.explores:
                     explored_s += account.wait_s - waited_s
                 finish = pending.finish
-            routing, workers = self._members.routing()
+            routing, workers = self._routing()
             advance = partial(forward.advance, routing, finish)
             try:
                 result, spent_s = await self._compute.run(partial(timed, advance))

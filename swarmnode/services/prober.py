@@ -7,6 +7,7 @@ whether a worker gets rows at all, and for which of its experts (services/member
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +44,8 @@ class Prober:
 
     def __post_init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[NodeId](MAX_WATCHED)
+        self.on_answer: Callable[[Worker, float], None] | None = None
+        """Told of every right answer, and how many seconds it took."""
         self._watched: dict[NodeId, trio.Event] = {}
         """Set to wake the watcher of a node before its pause is over."""
 
@@ -114,6 +117,7 @@ class Prober:
             model=self.model_id, layer=item.layer, form="experts", encoding="f32", n_rows=1, n_pairs=1
         )
         body = encode_experts_body(row, pair_row, pair_expert, None, "f32")
+        asked_s = trio.current_time()
         try:
             with trio.fail_after(self.config.probe_timeout_s):
                 reply, reply_body = await worker.peer.request(message, body)
@@ -133,10 +137,13 @@ class Prober:
         except RemoteError as error:
             self.members.probe_failed(worker, str(error))
             return False
+        took_s = trio.current_time() - asked_s
         self.members.answered(worker)  # before the comparison, which waits for our own compute thread
         expected = await self.compute.run(lambda: self.bank.experts(item.layer, row, pair_row, pair_expert))
         if not rows_agree(expected[0], values[0], self.config.max_row_error):
             self.members.quarantine(worker, f"wrong numbers for layer {item.layer}, expert {expert}")
             return False
         self.members.probe_passed(worker)
+        if self.on_answer is not None:
+            self.on_answer(worker, took_s)
         return True

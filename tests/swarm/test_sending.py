@@ -217,6 +217,16 @@ async def test_without_answers_to_judge_by_nothing_is_hedged(tiny_model: Path, t
         assert (await play.answer(2)).hedged == 0
 
 
+async def test_probes_and_pings_tell_what_to_expect_of_a_worker(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_play(tiny_model, tmp_path, 0.06) as play:
+        cost = play.swarm.backbone.engine.passes.remote.policy.cost.worker(play.workers[0].key.node_id)
+        assert cost.expect(1, trio.current_time()) == pytest.approx(0.06, rel=0.1), "nothing but probes yet"
+        assert cost.rtt_s is None
+        await play.answer(1)
+        assert cost.rtt_s is not None
+        assert cost.max_requests == play.swarm.config.wire.max_requests_in_flight
+
+
 # -- replicas
 
 

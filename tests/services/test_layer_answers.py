@@ -1,0 +1,286 @@
+"""Whom a late share is asked of, when, and what is held against whom. Virtual time; experts' rows are ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.compute.bank import ExpertBank
+from swarmnode.config import DispatchConfig
+from swarmnode.errors import RequestRefusedError
+from swarmnode.identity import NodeKey
+from swarmnode.models.base import ExpertCall
+from swarmnode.net.peer import Peer
+from swarmnode.schedule.cost import WorkerCost
+from swarmnode.schedule.sending import send_always
+from swarmnode.services.account import Account, AccountedRows, StepAccount
+from swarmnode.services.forward import RemoteLayer
+from swarmnode.services.members import Members, Standing
+from swarmnode.services.pending_layer import PendingLayer
+from swarmnode.services.remote_experts import EXACT, RemoteExperts
+from swarmnode.services.runners import Inline
+from swarmnode.weights.slices import ExpertRange
+from swarmnode.wire.messages import Rows
+from tests.plans import plan_layer
+
+WIDTH, N_EXPERT, K = 32, 4, 2
+CONFIG = DispatchConfig(audit_share=0.0, hedges=True)
+
+
+@dataclass
+class Asked:
+    """A request that is settled at a given time."""
+
+    peer: Timed
+    at_s: float
+    n_pairs: int
+    is_refused: bool
+    is_abandoned: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return trio.current_time() >= self.at_s
+
+    @property
+    def came_at_s(self) -> float:
+        return self.at_s
+
+    async def wait_settled(self) -> None:
+        await trio.sleep_until(self.at_s)
+
+    async def reply(self) -> Any:
+        assert self.is_settled
+        self.peer.n_read += 1
+        if self.is_refused:
+            raise RequestRefusedError("busy", "later")
+        body = memoryview(np.ones((self.n_pairs, WIDTH), np.float32).tobytes())
+        return Rows("f32", self.n_pairs, 0), body
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+
+class Timed:
+    """A connection whose replies come after a while."""
+
+    def __init__(self, number: int, took_s: float, refuses: bool = False) -> None:
+        self.node_id = NodeKey.from_seed(bytes([number] * 32)).node_id
+        self.settings = SimpleNamespace(encodings=("f32",), max_requests=256)
+        self.rtt_s: float | None = None
+        self.took_s = took_s
+        self.refuses = refuses
+        self.asked: list[Asked] = []
+        self.n_read = 0
+
+    def room(self) -> int:
+        return 256
+
+    def begin(self, message: Any, body: object, traffic_class: object) -> Asked:
+        at_s = trio.current_time() + self.took_s
+        asked = Asked(self, at_s, message.n_pairs, self.refuses)
+        self.asked.append(asked)
+        return asked
+
+
+class Ones:
+    """A bank of experts whose rows are ones."""
+
+    def experts(self, layer: int, rows: object, pair_row: object, pair_expert: Any) -> Any:
+        return np.ones((len(pair_expert), WIDTH), np.float32)
+
+
+class Stand:
+    """Workers, of which the first owns all experts (0 and 1 are used), and whoever else holds them too."""
+
+    def __init__(
+        self, *peers: Timed, n_rows: int = 1, max_rows: int = 512, config: DispatchConfig = CONFIG
+    ) -> None:
+        self.peers, self.config = peers, config
+        self.members = Members(N_EXPERT, config, trio.current_time)
+        self.workers = []
+        for peer in peers:
+            worker = self.members.announce(cast(Peer, peer), (ExpertRange(0, 0, 2),), max_rows, "CPU")
+            self.members.probe_begins(worker)
+            self.members.probe_passed(worker)
+            self.workers.append(worker)
+        self.remote = RemoteExperts(
+            bytes(32), cast(ExpertBank, Ones()), Inline(), self.members, config, EXACT
+        )
+        self.remote.policy = send_always(config, trio.current_time)
+        self.account = Account()
+        rows = np.ones((n_rows, WIDTH), np.float32)
+        ids = np.tile(np.arange(K, dtype=np.int32), (n_rows, 1))
+        self.call = ExpertCall(0, rows, ids, np.full((n_rows, K), 0.5, np.float32))
+
+    def cost(self, number: int) -> WorkerCost:
+        return self.remote.policy.cost.worker(self.peers[number].node_id)
+
+    def usually(self, *seconds: float) -> Stand:
+        """Each worker's shares of this size have taken so long."""
+        for number, took_s in enumerate(seconds):
+            for _ in range(20):
+                self.cost(number).add(self.call.ids.size, took_s, trio.current_time())
+        return self
+
+    async def run(self, *, owner: int | None = 0) -> PendingLayer:
+        """A layer, settled. `owner`: whose all of it is; None: as the routing has it."""
+        routing, workers = self.members.routing()
+        if owner is not None:
+            second = 1 - owner if len(workers) > 1 else -1
+            routing = replace(
+                routing,
+                owners={0: np.full(N_EXPERT, owner, np.int32)},
+                seconds={0: np.full(N_EXPERT, second, np.int32)} if second >= 0 else {},
+            )
+        plan = plan_layer(routing, 0, self.call.ids)
+        assert plan is not None
+        step = StepAccount([AccountedRows(self.account, len(self.call.rows), len(self.call.rows))])
+        pending = await self.remote.layer(RemoteLayer(self.call, plan, routing), workers, step)
+        assert np.array_equal(pending.finish(), np.ones((len(self.call.rows), WIDTH), np.float32))
+        pending.settle()
+        step.divide(1, K)
+        for number in range(len(self.peers)):
+            assert (self.cost(number).in_flight, self.cost(number).n_requests) == (0, 0)
+        return pending
+
+    @property
+    def n_asked(self) -> list[int]:
+        return [len(peer.asked) for peer in self.peers]
+
+
+async def test_a_hedge_that_wins_is_the_only_one_and_the_loser_is_told() -> None:
+    stand = Stand(Timed(1, 0.15), Timed(2, 0.0)).usually(0.001, 0.001)
+    started_s = trio.current_time()
+    pending = await stand.run()
+    assert trio.current_time() - started_s == pytest.approx(CONFIG.hedge_min_s)
+    assert stand.n_asked == [1, 1]
+    assert len(pending.hedged) == 1
+    assert not pending.failed
+    assert [answer.worker for answer in pending.answers] == [stand.workers[1]]
+    assert stand.peers[0].asked[0].is_abandoned
+    assert stand.peers[0].n_read == 0
+    assert [worker.standing for worker in stand.workers] == [Standing.SERVING] * 2
+    assert (stand.account.hedged, stand.account.remote, stand.account.fallback) == (K, K, 0)
+
+
+async def test_a_loser_that_was_asked_second_has_nothing_held_against_it() -> None:
+    stand = Stand(Timed(1, 0.02), Timed(2, 0.3)).usually(0.001, 0.001)
+    expected_s = stand.cost(1).expect(K, 0.0)
+    pending = await stand.run()
+    assert [answer.worker for answer in pending.answers] == [stand.workers[0]]
+    assert stand.peers[1].asked[0].is_abandoned
+    assert stand.cost(1).unanswered == 0
+    assert stand.cost(1).expect(K, 0.0) == expected_s
+
+
+async def test_a_hedge_that_is_refused_goes_to_somebody_else() -> None:
+    stand = Stand(Timed(1, 0.4), Timed(2, 0.005, refuses=True), Timed(3, 0.007)).usually(0.001, 0.001, 0.002)
+    started_s = trio.current_time()
+    pending = await stand.run()
+    assert stand.n_asked == [1, 1, 1]
+    assert trio.current_time() - started_s == pytest.approx(CONFIG.hedge_min_s + 0.005 + 0.007)
+    assert len(pending.hedged) == 1
+    assert [answer.worker for answer in pending.answers] == [stand.workers[2]]
+
+
+async def test_a_hedge_that_is_refused_by_everybody_is_computed_here() -> None:
+    stand = Stand(Timed(1, 0.4), Timed(2, 0.005, refuses=True)).usually(0.001, 0.001)
+    started_s = trio.current_time()
+    pending = await stand.run()
+    assert trio.current_time() - started_s == pytest.approx(CONFIG.hedge_min_s + 0.005)
+    assert len(pending.failed) == len(pending.hedged) == 1
+    assert stand.n_asked == [1, 1]
+    assert stand.account.fallback == K
+
+
+async def test_somebody_without_room_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand(Timed(1, 0.4), Timed(2, 0.0), Timed(3, 0.0)).usually(0.001, 0.001, 0.002)
+    monkeypatch.setattr(stand.peers[1], "room", lambda: 0)
+    await stand.run()
+    assert stand.n_asked == [1, 0, 1]
+
+
+async def test_a_late_prompt_is_no_reason_to_leave_a_worker() -> None:
+    """It has 30 s, and is hedged after 2: that is not four times a token's deadline."""
+    stand = Stand(Timed(1, 5.0), Timed(2, 0.7), n_rows=4096, max_rows=8192).usually(0.6, 0.6)
+    assert CONFIG.share_deadline_s(2 * 4096, 0) > 16
+    pending = await stand.run()
+    assert len(pending.hedged) == 1
+    assert stand.workers[0].standing is Standing.SERVING
+    assert 0 < stand.cost(0).unanswered < 0.2
+
+
+async def test_a_share_in_many_pieces_is_known_by_the_layer() -> None:
+    stand = Stand(Timed(1, 0.005), n_rows=32, max_rows=1)
+    stand.peers[0].rtt_s = 0.004
+    stand.remote.meet(tuple(stand.workers))
+    await stand.run()
+    assert stand.n_asked == [64]
+    cost, now_s = stand.cost(0), trio.current_time()
+    assert cost.late_after_s(64, now_s, 7.0) == pytest.approx(7.0 + 3 * 0.005), "one answer is known, not 64"
+    for _ in range(CONFIG.hedge_samples):
+        await stand.run()
+    late_s = cost.late_after_s(64, trio.current_time(), 7.0)
+    assert late_s is not None
+    assert late_s < 0.02
+
+
+async def test_a_share_in_many_pieces_lets_us_wait_once() -> None:
+    stand = Stand(Timed(1, 9.0), Timed(2, 0.001), n_rows=32, max_rows=1).usually(0.02, 0.02)
+    started_s = trio.current_time()
+    pending = await stand.run()
+    assert stand.n_asked == [64, 64]
+    assert len(pending.hedged) == 64
+    assert trio.current_time() - started_s < 0.06, "all were asked for again at once"
+    assert 0 < stand.cost(0).unanswered < 0.2
+    assert stand.workers[0].standing is Standing.SERVING
+
+
+async def test_a_worker_that_never_answers_is_left_after_one_deadline_in_all() -> None:
+    stand = Stand(Timed(1, 1e6), Timed(2, 0.001)).usually(0.02, 0.001)
+    started_s, n_layers = trio.current_time(), 0
+    while stand.workers[0].standing is Standing.SERVING:
+        await stand.run()
+        n_layers += 1
+    assert n_layers > 2
+    assert trio.current_time() - started_s < 1.5 * CONFIG.deadline_s
+
+
+async def test_a_worker_of_which_only_a_ping_is_known_can_be_late() -> None:
+    stand = Stand(Timed(1, 1e6), Timed(2, 0.001))
+    for peer in stand.peers:
+        peer.rtt_s = 0.004
+    stand.remote.meet(tuple(stand.workers))
+    assert stand.cost(0).max_requests == 256
+    started_s = trio.current_time()
+    pending = await stand.run()
+    assert len(pending.hedged) == 1
+    assert trio.current_time() - started_s < 0.05
+
+
+async def test_growing_slower_by_a_little_each_time_is_late_all_the_same() -> None:
+    stand = Stand(Timed(1, 0.0), Timed(2, 0.005)).usually(0.005, 0.005)
+    for number in range(100):
+        stand.cost(0).add(K, 0.005 * 1.04**number, trio.current_time())
+    stand.peers[0].took_s = 0.25
+    started_s = trio.current_time()
+    await stand.run()
+    late_s = stand.cost(0).late_after_s(K, started_s, 0.0)
+    assert late_s is not None
+    assert late_s > 0.25, "by its own times it is in time"
+    assert trio.current_time() - started_s < 0.03
+
+
+async def test_what_has_come_meanwhile_is_not_late() -> None:
+    """The first worker is not known and slow, the second answers soon: nobody else is asked for its share."""
+    stand = Stand(Timed(1, 0.3), Timed(2, 0.001))
+    for _ in range(20):
+        stand.cost(1).add(1, 0.001, trio.current_time())
+    await stand.run(owner=None)
+    assert stand.n_asked == [1, 1]
+    assert stand.account.hedged == 0
