@@ -187,6 +187,11 @@ class WorkerCost:
         """How many more requests its connection takes."""
         return max(0, self.max_requests - self.n_requests)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there are any."""
+        return self.n_requests < self.max_requests
+
     def add(self, n_pairs: int, seconds: float, now_s: float) -> None:
         """A share of so many pairs was answered, all of it."""
         self.unanswered = 0.0

@@ -220,17 +220,26 @@ def split_share(share: Share, ids: I32, max_pairs: int, max_pieces: int) -> tupl
     if len(share.flat) <= max_pairs and max_pieces > 0:
         return [share], None
     k, flat_ids = ids.shape[1], ids.ravel()
-    pieces: list[Share] = []
-    start = 0
-    while start < len(share.flat) and len(pieces) < max_pieces:
-        stop = min(start + max_pairs, len(share.flat))
-        if stop < len(share.flat):
-            stop = _row_border(share.flat, k, start, stop)
-        pieces.append(_share(share.flat[start:stop], flat_ids, k))
-        start = stop
-    if not pieces:
+    ends = piece_ends(share.flat, k, max_pairs, max_pieces)
+    if not ends:
         return [], share
-    return pieces, _share(share.flat[start:], flat_ids, k) if start < len(share.flat) else None
+    pieces = [
+        _share(share.flat[start:end], flat_ids, k) for start, end in zip([0, *ends], ends, strict=False)
+    ]
+    return pieces, _share(share.flat[ends[-1] :], flat_ids, k) if ends[-1] < len(share.flat) else None
+
+
+def piece_ends(flat: npt.NDArray[np.int64], k: int, max_pairs: int, max_pieces: int) -> list[int]:
+    """Where the pieces of a share end (see `split_share`), as indices into its `flat`; what is behind is left over."""
+    ends: list[int] = []
+    start = 0
+    while start < len(flat) and len(ends) < max_pieces:
+        stop = min(start + max_pairs, len(flat))
+        if stop < len(flat):
+            stop = _row_border(flat, k, start, stop)
+        ends.append(stop)
+        start = stop
+    return ends
 
 
 def _row_border(flat: npt.NDArray[np.int64], k: int, start: int, stop: int) -> int:

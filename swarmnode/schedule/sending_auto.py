@@ -13,6 +13,7 @@ all no more than `explore_share` of the time may go into it.
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -24,9 +25,10 @@ from swarmnode.schedule.dispatch import LOCAL, DispatchPlan, Routing, plan_pairs
 from swarmnode.schedule.replicas import Replicas
 from swarmnode.schedule.residents import Residents
 from swarmnode.schedule.sending import Planner
-from swarmnode.schedule.ways import Way, row_ways, ways
+from swarmnode.schedule.ways import Way, count_here, count_way, within
 
 I32: TypeAlias = npt.NDArray[np.int32]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _CLEAR_S = 0.05
 """That a layer is sooner here is not worked out again for so long."""
@@ -63,6 +65,8 @@ class SendAuto:
         self._n_layer = n_layer
         self.max_steps = max_steps
         self._rng = rng
+        self._lock = threading.Lock()
+        """One thread earns credit, the other spends it."""
         self._credit_s: float = 0.0
         """What exploring may cost now."""
         self._layers_left = 0.0
@@ -93,7 +97,8 @@ class SendAuto:
         """See SendPolicy."""
         # No more than is worth a deadline: a way that takes longer than that is not tried.
         earned_s = self._config.explore_share * seconds
-        self._credit_s = min(self._config.deadline_s, self._credit_s + earned_s)
+        with self._lock:
+            self._credit_s = min(self._config.deadline_s, self._credit_s + earned_s)
 
     def clear(self, routing: Routing) -> dict[int, float]:
         """By layer, until when it is clear that a row is sooner here. The caller adds to it."""
@@ -124,7 +129,8 @@ class SendAuto:
         """The next decision: what was explored before it is over, and is paid for with the time it really took."""
         if self._explored is not None:
             at_s, best_s = self._explored
-            self._credit_s -= max(0.0, now_s - at_s - best_s)
+            with self._lock:
+                self._credit_s -= max(0.0, now_s - at_s - best_s)
             self._explored = None
 
     def expect(
@@ -153,6 +159,24 @@ class SendAuto:
             n_all = max(n_cold, self.residents.n_expert - float(self.residents.masks[layer].sum()))
             n_cold = n_all * (1 - (1 - n_cold / n_all) ** n)
         return self.cost.local.expect(n * way.n_local, n_cold, now_s) / n
+
+    def way(self, routing: Routing, ids: I32, owners: I32, is_here: Mask) -> Way:
+        """Every pair where `owners` says, unless its worker does not take it: few pairs at a time, few requests, or no
+        room now.
+        """
+        way = count_way(ids, owners, is_here)
+        costs, workers = self.replicas.costs(routing), routing.workers
+        for index, n_pairs in way.remote.items():
+            if n_pairs > workers[index].max_rows or not costs[index].has_room:
+                break
+        else:
+            return way
+        n_pieces = self._config.pieces_each(len(way.remote))
+
+        def sizes(index: int) -> tuple[int, int]:
+            return workers[index].max_rows, min(n_pieces, costs[index].n_requests_left)
+
+        return count_way(ids, within(ids, owners, sizes), is_here)
 
     def least_remote_s(self, routing: Routing, layer: int, now_s: float) -> float:
         """The least that a row of this layer could take with anything sent out."""
@@ -217,8 +241,10 @@ class _AutoPlanner:
         owners = self._policy.replicas.owners(routing, layer, ids)
         is_here = self._policy.residents.masks[layer][ids].ravel()
         mixed = np.where(is_here, LOCAL, owners)
-        count = row_ways if len(ids) == 1 else ways
-        here, owned, resident = count(ids, owners, is_here)
+        # What a worker does not take of its share is computed here, but is its in the plan: the market hears of it.
+        here = count_here(ids, is_here)
+        owned = self._policy.way(routing, ids, owners, is_here)
+        resident = self._policy.way(routing, ids, mixed, is_here)
         chosen = self._choose(routing, layer, here, owned, resident)
         if chosen is here:
             return None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.schedule.dispatch import LOCAL
+from swarmnode.schedule.dispatch import LOCAL, piece_ends
 
 I32: TypeAlias = npt.NDArray[np.int32]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -23,49 +26,64 @@ class Way:
     """Pairs by index of the worker."""
 
 
-def row_ways(ids: I32, owners: I32, is_here: npt.NDArray[np.bool_]) -> tuple[Way, Way, Way]:
-    """`ways` for one row, in Python: numpy's set operations cost 200 us with cold caches."""
-    owned: dict[int, int] = {}
-    resident: dict[int, int] = {}
-    n_owned_here = n_cold_owned = n_resident_here = n_cold_all = 0
-    for owner, here in zip(owners.tolist(), is_here.tolist(), strict=True):
-        n_cold_all += not here
-        if owner == LOCAL:
-            n_owned_here += 1
-            n_cold_owned += not here
-            n_resident_here += 1
-        else:
-            owned[owner] = owned.get(owner, 0) + 1
-            if here:
-                n_resident_here += 1
-            else:
-                resident[owner] = resident.get(owner, 0) + 1
-    return (
-        Way(len(owners), n_cold_all, {}),
-        Way(n_owned_here, n_cold_owned, owned),
-        Way(n_resident_here, n_cold_owned, resident),
-    )
+Sizes: TypeAlias = Callable[[int], tuple[int, int]]
+"""Of a worker by index: pairs in a request at most, and requests that it may get."""
 
 
-def ways(ids: I32, owners: I32, is_here: npt.NDArray[np.bool_]) -> tuple[Way, Way, Way]:
-    """All pairs here; each where it is owned; those in memory here and the rest where it is owned.
+def count_way(ids: I32, owners: I32, is_here: Mask) -> Way:
+    """What it takes to do every pair where `owners` i32 [T * k] says.
 
-    `owners` i32 [T * k], `is_here` bool [T * k]: whether the pair's expert is in memory.
+    `is_here` bool [T * k]: the pair's expert is in memory.
     """
-    flat = ids.ravel()
+    if len(ids) == 1:
+        return _count_row(owners, is_here)
     is_local = owners == LOCAL
-    n_cold_local = _n_distinct(flat[is_local & ~is_here])
-    return (
-        Way(flat.size, _n_distinct(flat[~is_here]), {}),
-        Way(int(is_local.sum()), n_cold_local, _by_worker(owners[~is_local])),
-        Way(int((is_local | is_here).sum()), n_cold_local, _by_worker(owners[~is_local & ~is_here])),
-    )
+    n_cold = np.count_nonzero(np.bincount(ids.ravel()[is_local & ~is_here]))
+    return Way(int(is_local.sum()), int(n_cold), count_pairs(ids, owners))
 
 
-def _n_distinct(experts: I32) -> int:
-    return int(np.count_nonzero(np.bincount(experts)))
+def count_here(ids: I32, is_here: Mask) -> Way:
+    """What it takes to do all of it here."""
+    if len(ids) == 1:
+        return Way(ids.size, is_here.tolist().count(False), {})
+    return Way(ids.size, int(np.count_nonzero(np.bincount(ids.ravel()[~is_here]))), {})
 
 
-def _by_worker(owners: I32) -> dict[int, int]:
-    counts = np.bincount(owners)
+def _count_row(owners: I32, is_here: Mask) -> Way:
+    """Of one row, in Python: numpy's set operations cost 200 us with cold caches."""
+    remote: dict[int, int] = {}
+    n_local = n_cold = 0
+    for owner, here in zip(owners.tolist(), is_here.tolist(), strict=True):
+        if owner == LOCAL:
+            n_local += 1
+            n_cold += not here
+        else:
+            remote[owner] = remote.get(owner, 0) + 1
+    return Way(n_local, n_cold, remote)
+
+
+def count_pairs(ids: I32, owners: I32) -> dict[int, int]:
+    """Pairs by index of the worker."""
+    if len(ids) == 1:
+        return dict(Counter(owner for owner in owners.tolist() if owner != LOCAL))
+    counts = np.bincount(owners[owners != LOCAL])
     return {int(index): int(counts[index]) for index in np.flatnonzero(counts)}
+
+
+def within(ids: I32, owners: I32, sizes: Sizes) -> I32:
+    """`owners` i32 [T * k], with the pairs that their workers do not take made local.
+
+    A share is cut into requests, of which a worker gets so many; what is left over is computed here
+    (`split_share`).
+    """
+    taken = owners
+    for index, n_pairs in count_pairs(ids, owners).items():
+        max_pairs, max_pieces = sizes(index)
+        if n_pairs <= max_pairs and max_pieces > 0:
+            continue
+        flat = np.flatnonzero(owners == index)
+        ends = piece_ends(flat, ids.shape[1], max_pairs, max_pieces)
+        if taken is owners:
+            taken = owners.copy()
+        taken[flat[ends[-1] if ends else 0 :]] = LOCAL
+    return taken

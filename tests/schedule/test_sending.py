@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from swarmnode.config import DispatchConfig
 from swarmnode.identity import NodeKey
 from swarmnode.schedule.cost import CostModel
-from swarmnode.schedule.dispatch import DispatchPlan, Routing, build_routing
+from swarmnode.schedule.dispatch import DispatchPlan, Routing, build_routing, plan_pairs, split_share
 from swarmnode.schedule.residents import Residents
 from swarmnode.schedule.sending import send_always
 from swarmnode.schedule.sending_auto import SendAuto
 from swarmnode.schedule.view import SwarmView, WorkerView
-from swarmnode.schedule.ways import row_ways, ways
+from swarmnode.schedule.ways import count_here, count_pairs, count_way, within
 from tests.calls import count_calls
 
 N_EXPERT, K, N_LAYER, SIZE = 16, 4, 4, 6_000_000
@@ -159,11 +159,67 @@ def test_ways_count_every_pair_once(ids: list[list[int]], held: list[set[int]], 
         owners[list(experts)] = number
     mask = np.isin(np.arange(8), list(warm))
     flat, is_here = owners[chosen].ravel(), mask[chosen].ravel()
-    for way in ways(chosen, flat, is_here):
-        assert way.n_local + sum(way.remote.values()) == chosen.size
-        assert way.n_cold <= len(set(chosen.ravel().tolist()) - warm)
+    way = count_way(chosen, flat, is_here)
+    assert count_here(chosen, is_here) == count_way(chosen, np.full_like(flat, -1), is_here)
+    assert way.n_local + sum(way.remote.values()) == chosen.size
+    assert way.n_cold <= len(set(chosen.ravel().tolist()) - warm)
     if len(chosen) == 1:
-        assert row_ways(chosen, flat, is_here) == ways(chosen, flat, is_here)
+        twice = np.repeat(chosen, 2, 0)
+        double = count_way(twice, np.tile(flat, 2), np.tile(is_here, 2))
+        assert (2 * way.n_local, way.n_cold) == (double.n_local, double.n_cold), "experts are read once"
+        assert {index: 2 * n for index, n in way.remote.items()} == double.remote
+
+
+@given(
+    n_rows=st.integers(1, 12),
+    max_pairs=st.integers(1, 9),
+    max_pieces=st.integers(0, 5),
+    owned=st.lists(st.integers(-1, 2), min_size=8, max_size=8),
+)
+def test_what_is_expected_of_a_worker_is_what_it_gets(
+    n_rows: int, max_pairs: int, max_pieces: int, owned: list[int]
+) -> None:
+    ids = np.array(
+        [[row % 8, (row + 1) % 8, (row + 3) % 8, (row + 4) % 8] for row in range(n_rows)], np.int32
+    )
+    owners = np.array(owned, np.int32)[ids].ravel()
+    taken = within(ids, owners, lambda index: (max_pairs, max_pieces))
+    plan = plan_pairs(owners, ids)
+    sent = (
+        {index: split_share(share, ids, max_pairs, max_pieces) for index, share in plan.remote}
+        if plan
+        else {}
+    )
+    n_sent = {index: sum(len(piece.flat) for piece in pieces) for index, (pieces, _) in sent.items()}
+    assert count_pairs(ids, taken) == {index: n for index, n in n_sent.items() if n}
+    left = [place for _, rest in sent.values() if rest is not None for place in rest.flat.tolist()]
+    assert sorted(left) == np.flatnonzero(taken != owners).tolist()
+
+
+def test_what_a_worker_leaves_over_is_expected_here() -> None:
+    """Of a prompt's 1,024 pairs a worker that takes one at a time gets 64, and takes longer for them than for all."""
+    ids = np.array([[row % 4, 4 + row % 4, 8 + row % 4, 12 + row % 4] for row in range(512)], np.int32)
+    sent = []
+    for max_rows in (4096, 1):
+        bench = Bench().learn(pair_s=1e-3, workers_s=()).warm(*range(N_EXPERT))
+        for node in NODES[:2]:
+            bench.policy.cost.worker(node).probed(0.01, 0.0)
+            bench.policy.cost.worker(node).add(1024, 1.0, 0.0)
+            bench.policy.cost.worker(node).add(64, 3.0, 0.0)
+        views = tuple(replace(view, max_rows=max_rows) for view in EVEN_ODD.workers)
+        sent.append(n_remote(bench.policy.begin(1).plan(replace(EVEN_ODD, workers=views), 1, ids)))
+    assert sent == [2048, 0]
+
+
+def test_a_worker_without_room_is_not_expected_to_do_anything() -> None:
+    bench = Bench().learn(pair_s=0.01, workers_s=(0.003, 0.003)).warm(*range(N_EXPERT))
+    for node in NODES[:2]:
+        bench.policy.cost.worker(node).max_requests = 4
+        bench.policy.cost.worker(node).n_requests = 4
+    assert n_remote(bench.plan()) == 0
+    bench.policy.cost.worker(NODES[0]).n_requests = 3
+    plan = bench.plan()
+    assert n_remote(plan) == K, "what is not taken is still unmet"
 
 
 # -- exploring
