@@ -3,12 +3,13 @@
 Counted by layer as the gate chooses, and placed anew after each prompt: what a prompt chose is what its answer will
 choose, and a ranking that was made once gains little (anchors: 3 % against 24 %). Older counts fade with every placing.
 
-Without a budget there is nothing to place: whatever was computed once is taken to be in memory from then on. Where
+Without a budget there is nothing to place: whatever was computed here once is taken to be in memory from then on. Where
 that is wrong, because the file is larger than memory, calls take longer, which the cost model learns.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -45,6 +46,8 @@ class Residents:
         self._bytes = np.array([expert_bytes[layer] for layer in self._layers], np.int64)
         self.n_expert = n_expert
         self.budget_bytes = budget_bytes
+        self._lock = threading.Lock()
+        """What is computed is told from either thread."""
         self._counts = np.zeros((len(self._layers), n_expert))
         self.masks: Mapping[int, Mask] = {
             layer: _frozen(np.zeros(n_expert, np.bool_)) for layer in self._layers
@@ -70,11 +73,12 @@ class Residents:
         mask = self.masks.get(layer)
         if mask is None or mask[experts].all():
             return
-        grown = mask.copy()
-        grown[experts] = True
-        self.masks = {**self.masks, layer: _frozen(grown)}
-        share = 0.0 if grown.all() else float(1 - grown.mean())
-        self.cold_share = {**self.cold_share, layer: share}
+        with self._lock:
+            grown = self.masks[layer].copy()
+            grown[experts] = True
+            self.masks = {**self.masks, layer: _frozen(grown)}
+            share = 0.0 if grown.all() else float(1 - grown.mean())
+            self.cold_share = {**self.cold_share, layer: share}
 
     def n_cold(self, layer: int, experts: I32) -> int:
         """How many distinct ones of these are not in memory."""

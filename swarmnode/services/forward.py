@@ -148,7 +148,7 @@ class ForwardPass(Generic[T]):
         self._n_used = model.n_expert_used
         self._routing = Routing()
         self._steps: Generator[ExpertCall, F32, list[F32]] = model.forward_batch(
-            parts, stacked=self._stacked, chosen=self._keep if counts else None
+            parts, stacked=self._stacked, chosen=self._keep_fused if counts else None
         )
         self._routed: F32 | None = None
         """The routed output that a pause has kept back."""
@@ -157,6 +157,8 @@ class ForwardPass(Generic[T]):
         """Spent on layers that were computed here only to learn how long that takes."""
         self.chosen: list[tuple[int, I32]] = []
         """Layer and expert ids, of all pairs."""
+        self.fused: list[tuple[int, I32]] = []
+        """Those of layers that were computed in the pass's own graph, of which the policy is not told."""
         self.unmet: list[tuple[int, I32]] = []
         """Those of pairs that no worker could have been asked for."""
 
@@ -203,6 +205,10 @@ class ForwardPass(Generic[T]):
     def _keep(self, layer: int, ids: I32) -> None:
         self.chosen.append((layer, ids))
         self.unmet.append((layer, unowned(self._routing, layer, ids)))
+
+    def _keep_fused(self, layer: int, ids: I32) -> None:
+        self._keep(layer, ids)
+        self.fused.append((layer, ids))
 
     def _stacked(self, layer: int) -> StackedExperts | None:
         """For a pass of one token: the experts of a layer that is computed here whatever the gate chooses."""

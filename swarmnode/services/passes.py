@@ -118,7 +118,7 @@ class Passes:
         if wanted and self._demand is not None:
             self._demand.count(forward.chosen, forward.unmet)
         if counts and self._residents is not None:
-            self._residents.count(forward.chosen, any(item.n_out for item in prompts))
+            self._residents.count(forward.chosen, forward.fused, any(item.n_out for item in prompts))
         return [_with_suspects(value, account.helpers) for value in values], times
 
     def _accounted(self, rows: Rows) -> AccountedRows:

@@ -21,6 +21,8 @@ from swarmnode.weights.index import ModelIndex
 
 Experts: TypeAlias = Sequence[tuple[int, int]]
 """(layer, expert)"""
+Chosen: TypeAlias = Iterable[tuple[int, npt.NDArray[np.int32]]]
+"""(layer, expert ids of any shape)"""
 
 
 class Pages(Protocol):
@@ -74,10 +76,13 @@ class ResidentExperts:
         self._n_counted = 0
         self._due = trio.Event()
 
-    def count(self, chosen: Iterable[tuple[int, npt.NDArray[np.int32]]], ends_prompt: bool) -> None:
-        """What a pass chose, (layer, ids of any shape); whether a prompt ended with it, whose answer now begins."""
+    def count(self, chosen: Chosen, fused: Chosen, ends_prompt: bool) -> None:
+        """What a pass chose; what of that was computed in its own graph (of the rest, whoever computes it tells
+        `Residents`); whether a prompt ended with it, whose answer now begins.
+        """
         for layer, ids in chosen:
             self.residents.count(layer, ids)
+        for layer, ids in fused:
             self.residents.computed(layer, ids.ravel())
         self._n_counted += 1
         if ends_prompt or self._n_counted >= self._config.replace_passes:

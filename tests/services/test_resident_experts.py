@@ -55,15 +55,15 @@ async def test_a_prompt_places_anew_and_answers_only_now_and_then() -> None:
     keeper = ResidentExperts(residents, book, Inline(), config)
     async with running(keeper):
         for _ in range(2):
-            keeper.count(chosen(1, 2), ends_prompt=False)
+            keeper.count(chosen(1, 2), [], ends_prompt=False)
         await trio.testing.wait_all_tasks_blocked()
         assert not book.brought
-        keeper.count(chosen(1, 2), ends_prompt=True)
+        keeper.count(chosen(1, 2), [], ends_prompt=True)
         await trio.testing.wait_all_tasks_blocked()
         assert book.brought == [((0, 1), (0, 2))]
         assert residents.n_cold(0, np.array([1, 2, 3], np.int32)) == 1
         for _ in range(3):
-            keeper.count(chosen(5, 5, 5, 6, 6, 6), ends_prompt=False)
+            keeper.count(chosen(5, 5, 5, 6, 6, 6), [], ends_prompt=False)
         await trio.testing.wait_all_tasks_blocked()
         assert book.brought[1:] == [((0, 5), (0, 6))]
         assert book.dropped == [((0, 1), (0, 2))]
@@ -74,10 +74,12 @@ async def test_without_a_budget_there_is_nothing_to_bring() -> None:
     book = Book(residents)
     keeper = ResidentExperts(residents, book, Inline(), DispatchConfig())
     async with running(keeper):
-        keeper.count(chosen(1, 2), ends_prompt=True)
+        keeper.count(chosen(1, 2, 3), chosen(1, 2), ends_prompt=True)
         await trio.testing.wait_all_tasks_blocked()
         assert not book.brought
-        assert residents.n_cold(0, np.array([1, 2, 3], np.int32)) == 1
+        assert residents.n_cold(0, np.array([1, 2, 3], np.int32)) == 1, (
+            "what others computed is not here for that"
+        )
 
 
 def test_pages_that_went_come_back_the_same(index: ModelIndex) -> None:

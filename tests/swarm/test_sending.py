@@ -262,6 +262,18 @@ async def test_auto_asks_workers_when_the_disk_is_slower(tiny_model: Path, tmp_p
         assert disk.now() - started_s < 40 * N_LAYER * 0.005 * N_USED / 2, "half of reading it all"
 
 
+async def test_what_workers_computed_is_not_taken_to_be_in_memory(tiny_model: Path, tmp_path: Path) -> None:
+    async with open_play(tiny_model, tmp_path, 0.001) as play:
+        disk = Disk(0.005)
+        choose_auto(play.swarm, tiny_model, disk)
+        residents = play.swarm.backbone.engine.passes._residents
+        assert residents is not None
+        account = await play.answer(40)
+        assert account.remote > 0.8 * account.pairs
+        n_here = sum(int(mask.sum()) for mask in residents.residents.masks.values())
+        assert n_here <= account.pairs - account.remote
+
+
 async def test_auto_reads_when_workers_are_slower_than_the_disk(tiny_model: Path, tmp_path: Path) -> None:
     async with open_play(tiny_model, tmp_path, 0.1) as play:
         disk = Disk(0.002)
