@@ -131,9 +131,11 @@ class ServeConfig:
     """Longest estimated wait that is accepted: a slow worker takes fewer pairs than max_queued_pairs. One peer may fill
     half of the queue."""
     small_pairs: int = 64
-    """Requests of up to so many pairs (decode, probes) are computed before larger ones: 8 rows of 8 experts."""
+    """Requests of up to so many pairs (8 rows of 8 experts) are coalesced, and are the measure of the next number. Who
+    goes first is what the class of traffic says: answers and probes, before prompts."""
     small_before_large: int = 8
-    """After so many small ones in a row a waiting large one has its turn: 20 ms of small ones to 70 ms at most."""
+    """After so many small ones of answers in a row, or larger ones with as many pairs (512), a waiting prompt's has its
+    turn: whoever calls everything an answer's has half of the time at most while prompts wait."""
     coalesced_requests: int = 64
     """Most small requests for one layer that are computed together, within the widest batch; 1: each alone."""
     max_overtaking_pairs: int = 256

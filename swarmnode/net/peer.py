@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TypeAlias
 
 import trio
@@ -30,6 +31,8 @@ Body: TypeAlias = Sequence[bytes | bytearray | memoryview]
 """The parts of a body, one after the other. They must not change until the message has left."""
 Handler: TypeAlias = Callable[["Peer", Message, memoryview], Awaitable[tuple[Message, Body]]]
 """Answers one type of request; raises RequestRefusedError to refuse. Cancelled when the asker or connection goes."""
+asked_in: ContextVar[TrafficClass] = ContextVar("asked_in", default=TrafficClass.DECODE)
+"""While a handler runs: in which class of traffic its asker sent the request, and so how soon it wants the reply."""
 OnPeer: TypeAlias = Callable[["Peer"], Awaitable[None]]
 """Runs beside a connection once it is open, and is cancelled when it ends. Returning early is fine."""
 
@@ -260,6 +263,7 @@ class Peer:
         reply: Message = Refused("cancelled", "", 0)
         body: Body = ()
         reserved = None
+        asked_in.set(event.traffic_class)  # of this task alone
         try:
             with scope:
                 reserved = await self._reply_room.reserve(event)

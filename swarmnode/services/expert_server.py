@@ -17,10 +17,11 @@ import trio
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import ServeConfig
 from swarmnode.errors import RequestRefusedError
-from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.net.peer import Body, Handler, Peer, asked_in
 from swarmnode.services.expert_work import ExpertBatches, ExpertWork, Reply
 from swarmnode.services.job_queue import JobQueue
 from swarmnode.services.runners import Runner
+from swarmnode.wire.constants import TrafficClass
 from swarmnode.wire.messages import Experts, Message, Rows
 from swarmnode.wire.tensors import parse_experts_body_untrusted
 
@@ -107,15 +108,16 @@ class ExpertServer:
     async def _experts(self, peer: Peer, message: Message, body: memoryview) -> tuple[Message, Body]:
         assert isinstance(message, Experts)
         self._check_header(message)
-        self._queue.check_room(
-            peer.node_id, message.n_pairs
-        )  # again in `run`, but a body is not parsed in vain
+        is_urgent = asked_in.get() <= TrafficClass.DECODE
+        # Again in `run`, but a body is not parsed in vain.
+        self._queue.check_room(peer.node_id, message.n_pairs, is_urgent=is_urgent)
         rows, pair_row, pair_expert, weights = parse_experts_body_untrusted(
             message, body, self._n_embd, self._n_expert
         )
         self._check_held(message.layer, pair_expert)
 
-        work = ExpertWork(message.layer, rows, pair_row, pair_expert, weights, message.reply_encoding)
+        encoding = message.reply_encoding
+        work = ExpertWork(message.layer, rows, pair_row, pair_expert, weights, encoding, is_urgent)
         computed = await self._queue.run(peer.node_id, work)
         n_rows, reply_body = computed.result
         self.served.requests += 1

@@ -40,6 +40,8 @@ class ExpertWork:
     pair_expert: Ids
     pair_weight: Rows | None
     encoding: str
+    is_urgent: bool = True
+    """Somebody waits for a token that needs it, as the asker says: else it is a prompt's."""
 
     @property
     def n_pairs(self) -> int:

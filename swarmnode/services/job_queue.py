@@ -1,7 +1,11 @@
-"""Who is computed next: one batch at a time, small jobs first, and no more than can be done in time.
+"""Who is computed next: one batch at a time, what answers wait for first, and no more than can be done in time.
 
-A decode step or a probe waits for the batch that is running and for other small ones, never for a whole prompt. What
+A decode step or a probe waits for the batch that is running and for other urgent ones, never for a whole prompt. What
 could not be computed within the time that its asker waits anyway is refused at once, so that it can go elsewhere.
+
+Whether a job is urgent is what its asker says, and everybody could say that. So owners take turns by what they have
+had (start-time fair queueing: each job begins, in pairs, where the one before of its owner ended), and a wait of
+prompts for urgent ones is bounded in pairs, too: whoever calls everything urgent has no more than its part.
 
 A small job whose turn has come takes along the small jobs of its group (its layer) that wait by then: they are
 coalesced. Nobody waits for company. Decisions and their reasons: docs/decisions/0026-coalescing.md.
@@ -10,7 +14,8 @@ coalesced. Nobody waits for company. Decisions and their reasons: docs/decisions
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from bisect import insort_right
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +38,11 @@ class Job(Protocol):
     @property
     def n_pairs(self) -> int:
         """(row, expert) pairs: what it counts for in the queue."""
+        ...
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for a token that needs it, as its asker says."""
         ...
 
     @property
@@ -82,8 +92,10 @@ class Computed(Generic[T]):
 class _Waiting(Generic[J, T]):
     """A job from when it is asked for until its outcome is there."""
 
-    def __init__(self, job: J, patience: int) -> None:
+    def __init__(self, job: J, patience: int, begins: int) -> None:
         self.job = job
+        self.begins = begins
+        """Its place in the order: pairs, of all that its owner had in this busy period."""
         self.turn = trio.Event()
         """Set when its turn has come, or another's batch has computed it."""
         self.patience = patience
@@ -106,7 +118,7 @@ class _Lane(Generic[J, T]):
     """Jobs of one kind: those that wait, in order, and the pairs of all that are not done."""
 
     def __init__(self) -> None:
-        self.waiting: deque[_Waiting[J, T]] = deque()
+        self.waiting: list[_Waiting[J, T]] = []
         self.pairs: Counter[Hashable] = Counter()
         """By owner. Owners without any are absent."""
         self.n_pairs = 0
@@ -117,11 +129,15 @@ class _Lane(Generic[J, T]):
         if not self.pairs[owner]:
             del self.pairs[owner]
 
-    def company(self, leader: J, max_jobs: int, max_width: int) -> list[_Waiting[J, T]]:
+    def put(self, one: _Waiting[J, T]) -> None:
+        """It waits, behind all that begin no later."""
+        insort_right(self.waiting, one, key=lambda other: other.begins)
+
+    def company(self, leader: J, max_jobs: int, max_width: int, max_pairs: int) -> list[_Waiting[J, T]]:
         """Who is computed together with `leader`: up to `max_jobs` of its group, at most `max_width` wide with it.
 
-        In order of asking; who does not fit is passed over, and nobody is overtaken by more than it has patience for.
-        They stay in `waiting` until they are computed.
+        In their order, and those of up to `max_pairs` only; who does not fit is passed over, and nobody is overtaken by
+        more than it has patience for. They stay in `waiting` until they are computed.
         """
         room = max_width - leader.width
         chosen: list[_Waiting[J, T]] = []
@@ -130,7 +146,8 @@ class _Lane(Generic[J, T]):
             job = one.job
             if len(chosen) == max_jobs or room < 1 or may_overtake < 1:
                 break
-            if job.group == leader.group and job.width <= room and job.n_pairs <= may_overtake:
+            fits = job.n_pairs <= max_pairs and job.width <= room and job.n_pairs <= may_overtake
+            if fits and job.group == leader.group:
                 chosen.append(one)
                 room -= job.width
                 may_overtake -= job.n_pairs
@@ -141,15 +158,15 @@ class _Lane(Generic[J, T]):
     def remove(self, computed: Sequence[_Waiting[J, T]]) -> None:
         """These were computed out of turn: those before them have been overtaken."""
         left = set(computed)
-        kept: deque[_Waiting[J, T]] = deque()
+        kept: list[_Waiting[J, T]] = []
         overtaking = 0
         for one in reversed(self.waiting):
             if one in left:
                 overtaking += one.job.n_pairs
             else:
-                kept.appendleft(one)
+                kept.append(one)
                 one.patience -= overtaking
-        self.waiting = kept
+        self.waiting = kept[::-1]
 
 
 class JobQueue(Generic[J, T]):
@@ -159,17 +176,22 @@ class JobQueue(Generic[J, T]):
         self._compute = compute
         self._batches = batches
         self._config = config
-        self._small: _Lane[J, T] = _Lane()
-        self._large: _Lane[J, T] = _Lane()
+        self._urgent: _Lane[J, T] = _Lane()
+        self._patient: _Lane[J, T] = _Lane()
         self._is_running = False
-        self._small_in_a_row = 0
+        self._urgent_in_a_row = 0
+        """Small jobs, or as many pairs, that were computed while a patient one waited."""
+        self._begun = 0
+        """Where the job whose turn was last begins."""
+        self._ends: dict[Hashable, int] = {}
+        """Where the next job of each owner begins; forgotten when nothing waits."""
         self._recent_s = 0.0
         self._recent_pairs = 0.0
 
     @property
     def queued_pairs(self) -> int:
         """(row, expert) pairs that wait or are being computed."""
-        return self._small.n_pairs + self._large.n_pairs
+        return self._urgent.n_pairs + self._patient.n_pairs
 
     @property
     def pair_s(self) -> float:
@@ -182,9 +204,11 @@ class JobQueue(Generic[J, T]):
         Cancelled before it is computed, it never is. Raises RequestRefusedError `busy` at once when the queue is full,
         and the error that `Batches.run` has for it.
         """
-        self.check_room(owner, job.n_pairs)
-        lane = self._lane(job.n_pairs)
-        mine: _Waiting[J, T] = _Waiting(job, self._config.max_overtaking_pairs)
+        self.check_room(owner, job.n_pairs, is_urgent=job.is_urgent)
+        lane = self._lane(job.is_urgent)
+        begins = max(self._begun, self._ends.get(owner, 0))
+        mine: _Waiting[J, T] = _Waiting(job, self._config.max_overtaking_pairs, begins)
+        self._ends[owner] = begins + job.n_pairs
         lane.count(owner, job.n_pairs)
         try:
             await self._wait_turn(lane, mine)
@@ -192,19 +216,21 @@ class JobQueue(Generic[J, T]):
                 await self._lead(lane, mine)
         finally:
             lane.count(owner, -job.n_pairs)
+            if mine.outcome is None and owner in self._ends:  # it was not computed: it has had nothing
+                self._ends[owner] -= job.n_pairs
         outcome = mine.outcome
         assert outcome is not None
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    def check_room(self, owner: Hashable, n_pairs: int) -> None:
+    def check_room(self, owner: Hashable, n_pairs: int, *, is_urgent: bool) -> None:
         """Raises RequestRefusedError `busy` if so many pairs more of this owner would wait too long.
 
         Whoever finds nothing before it is taken, so that the estimate can recover from a slow start.
         """
-        lane = self._lane(n_pairs)
-        ahead = lane.n_pairs if lane is self._small else self.queued_pairs
+        lane = self._lane(is_urgent)
+        ahead = lane.n_pairs if is_urgent else self.queued_pairs
         if ahead == 0:
             return
         most = self._config.max_queued_pairs
@@ -217,15 +243,15 @@ class JobQueue(Generic[J, T]):
                 "busy", f"{ahead} pairs are waiting, {mine} of them yours", min(retry_ms, _LONGEST_RETRY_MS)
             )
 
-    def _lane(self, n_pairs: int) -> _Lane[J, T]:
-        return self._small if n_pairs <= self._config.small_pairs else self._large
+    def _lane(self, is_urgent: bool) -> _Lane[J, T]:
+        return self._urgent if is_urgent else self._patient
 
     async def _wait_turn(self, lane: _Lane[J, T], mine: _Waiting[J, T]) -> None:
         """Returns when it is this job's turn, or when it has been computed."""
         if not self._is_running:
             self._is_running = True
             return
-        lane.waiting.append(mine)
+        lane.put(mine)
         try:
             await mine.turn.wait()
         except trio.Cancelled:
@@ -241,9 +267,11 @@ class JobQueue(Generic[J, T]):
 
         The company stays in the queue meanwhile: a leader that is cancelled or fails leaves the others as they were.
         """
-        batch = [mine]
-        if lane is self._small:
-            batch += lane.company(mine.job, self._config.coalesced_requests - 1, self._batches.max_width)
+        self._begun = max(self._begun, mine.begins)
+        batch, config = [mine], self._config
+        if mine.job.n_pairs <= config.small_pairs:
+            n_others, max_width = config.coalesced_requests - 1, self._batches.max_width
+            batch += lane.company(mine.job, n_others, max_width, config.small_pairs)
         try:
             computed = await self._compute.run(partial(self._compute_batch, batch))
             self._deliver(lane, computed)
@@ -269,19 +297,24 @@ class JobQueue(Generic[J, T]):
         company = batch.jobs[1:]
         if company:
             lane.remove(company)
-        if self._large.waiting:
-            self._small_in_a_row += len(company)
+        if self._patient.waiting and lane is self._urgent:
+            self._urgent_in_a_row += sum(self._weight(one) for one in company)
         self._recent_s = _FORGET * self._recent_s + batch.spent_s
         self._recent_pairs = _FORGET * self._recent_pairs + n_pairs
 
     def _pass_on(self) -> None:
         """The turn goes to the next job, if there is one."""
-        small, large = self._small.waiting, self._large.waiting
-        if small and not (large and self._small_in_a_row >= self._config.small_before_large):
-            self._small_in_a_row += 1 if large else 0
-            small.popleft().turn.set()
-        elif large:
-            self._small_in_a_row = 0
-            large.popleft().turn.set()
+        urgent, patient = self._urgent.waiting, self._patient.waiting
+        if urgent and not (patient and self._urgent_in_a_row >= self._config.small_before_large):
+            self._urgent_in_a_row += self._weight(urgent[0]) if patient else 0
+            urgent.pop(0).turn.set()
+        elif patient:
+            self._urgent_in_a_row = 0
+            patient.pop(0).turn.set()
         else:
             self._is_running = False
+            self._begun, self._ends = 0, {}
+
+    def _weight(self, one: _Waiting[J, T]) -> int:
+        """How many small jobs it counts as."""
+        return -(-one.job.n_pairs // self._config.small_pairs)

@@ -46,6 +46,12 @@ class NamedJob:
     n_pairs: int
     act: Callable[[], object] = int
     layer: int | None = None
+    urgent: bool | None = None
+    """None: if it is small."""
+
+    @property
+    def is_urgent(self) -> bool:
+        return self.n_pairs <= QUEUE_CONFIG.small_pairs if self.urgent is None else self.urgent
 
     @property
     def width(self) -> int:
@@ -95,12 +101,20 @@ class Bench:
         """The names of all that were computed, in order."""
         return [name for batch in self.names.batches for name in batch]
 
-    async def job(self, name: str, n_pairs: int, owner: str = "me", layer: int | None = None) -> None:
-        self.computed[name] = await self.queue.run(owner, NamedJob(name, n_pairs, layer=layer))
+    async def job(
+        self,
+        name: str,
+        n_pairs: int,
+        owner: str = "me",
+        layer: int | None = None,
+        urgent: bool | None = None,
+    ) -> None:
+        job = NamedJob(name, n_pairs, layer=layer, urgent=urgent)
+        self.computed[name] = await self.queue.run(owner, job)
 
     async def start(self, nursery: trio.Nursery, *jobs: tuple[str, int] | tuple[str, int, int]) -> None:
         """Jobs (name, pairs) or (name, pairs, layer), each of another owner."""
-        for number, (name, n_pairs, *rest) in enumerate(jobs):
+        for name, n_pairs, *rest in jobs:
             layer = rest[0] if rest else None
-            nursery.start_soon(self.job, name, n_pairs, f"owner {number}", layer)
+            nursery.start_soon(self.job, name, n_pairs, f"owner of {name}", layer)
             await trio.testing.wait_all_tasks_blocked()

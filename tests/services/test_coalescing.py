@@ -168,7 +168,7 @@ async def test_one_that_is_cancelled_while_it_is_computed_harms_nobody() -> None
 
     async with trio.open_nursery() as nursery:
         await bench.start(nursery, ("a", 1))
-        nursery.start_soon(bench.queue.run, "me", NamedJob("b", 8, scope.cancel, 1))
+        nursery.start_soon(bench.queue.run, "another", NamedJob("b", 8, scope.cancel, 1))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(cancelled)
         await trio.testing.wait_all_tasks_blocked()

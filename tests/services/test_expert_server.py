@@ -25,7 +25,7 @@ from swarmnode.net.peer import Peer
 from swarmnode.services.expert_server import ExpertServer
 from swarmnode.services.runners import Inline, Runner
 from swarmnode.testing.memory_net import MemoryNetwork
-from swarmnode.wire.constants import FrameType
+from swarmnode.wire.constants import FrameType, TrafficClass
 from swarmnode.wire.messages import Experts, Rows, encode_header
 from swarmnode.wire.tensors import encode_experts_body, parse_rows_body_untrusted
 from tests.compute.layers import RandomLayer, random_layer
@@ -186,6 +186,31 @@ async def test_the_time_told_is_without_the_queue(bank: ExpertBank) -> None:
             node.compute.resume()
         assert node.server.served.compute_s < 1
     assert max(reply.compute_us for reply in replies) < 1e6
+
+
+async def test_what_the_asker_calls_an_answers_goes_before_prompts_whatever_its_size(
+    bank: ExpertBank,
+) -> None:
+    done: list[str] = []
+
+    async with serving(bank) as node:
+
+        async def ask(name: str, n_pairs: int, traffic_class: TrafficClass) -> None:
+            message, body = request(some_rows(n_pairs), list(range(n_pairs)), [0] * n_pairs)
+            await node.peer.request(message, body, traffic_class=traffic_class)
+            done.append(name)
+
+        node.compute.paused = True
+        async with trio.open_nursery() as askers:
+            for name, n_pairs, traffic_class in [
+                ("first", 1, TrafficClass.DECODE),
+                ("prompt", 8, TrafficClass.PREFILL),
+                ("nine answers", 72, TrafficClass.DECODE),
+            ]:
+                askers.start_soon(ask, name, n_pairs, traffic_class)
+                await trio.testing.wait_all_tasks_blocked()
+            node.compute.resume()
+    assert done == ["first", "nine answers", "prompt"]
 
 
 # ---- refusals: the connection stays, and a good request is answered after each

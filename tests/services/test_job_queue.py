@@ -26,6 +26,68 @@ async def test_small_jobs_go_before_large_ones() -> None:
     assert bench.queue.queued_pairs == 0
 
 
+async def test_what_answers_wait_for_goes_before_prompts_whatever_its_size() -> None:
+    """Nine rows of eight experts are 72 pairs: a step of nine answers, and no prompt."""
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        for name, n_pairs, urgent in [("A", 100, False), ("b", 8, False), ("C", 72, True), ("d", 1, True)]:
+            nursery.start_soon(bench.job, name, n_pairs, name, None, urgent)
+            await trio.testing.wait_all_tasks_blocked()
+        await bench.runner.step(4)
+    assert bench.done == ["A", "C", "d", "b"]
+
+
+async def test_calling_everything_urgent_brings_no_more_than_a_turn() -> None:
+    bench = Bench(replace(CONFIG, max_queued_pairs=10_000, small_before_large=8))
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(bench.job, f"liar{number}", 512, "liar", None, True)
+            await trio.testing.wait_all_tasks_blocked()
+        for owner in ("one", "other"):
+            nursery.start_soon(bench.job, f"prompt of {owner}", 512, owner, None, False)
+            await trio.testing.wait_all_tasks_blocked()
+        for number in range(3):
+            nursery.start_soon(bench.job, f"token{number}", 8, "me", None, True)
+            await trio.testing.wait_all_tasks_blocked()
+        await bench.runner.step(9)
+    tokens = ["token0", "token1", "token2"]
+    assert bench.done == ["liar0", *tokens, "liar1", "prompt of one", "liar2", "prompt of other", "liar3"]
+
+
+async def test_owners_take_turns_by_pairs() -> None:
+    bench = Bench(replace(CONFIG, max_queued_pairs=10_000))
+    async with trio.open_nursery() as nursery:
+        for name, n_pairs, owner in [("A", 100, "x"), ("B", 200, "x"), ("C", 100, "x"), ("D", 100, "y")]:
+            nursery.start_soon(bench.job, name, n_pairs, owner)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(bench.job, "E", 100, "y")
+        await trio.testing.wait_all_tasks_blocked()
+        await bench.runner.step(5)
+        assert bench.done == ["A", "D", "B", "E", "C"]
+        nursery.start_soon(bench.job, "F", 100, "x")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(bench.job, "G", 100, "z")
+        await trio.testing.wait_all_tasks_blocked()
+        await bench.runner.step(2)
+    assert bench.done[5:] == ["F", "G"], "what was before nothing waited is forgotten"
+
+
+async def test_what_was_not_computed_has_not_been_had() -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.job, "A", 100, "x")
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as impatient:
+            impatient.start_soon(bench.job, "B", 300, "y")
+            await trio.testing.wait_all_tasks_blocked()
+            impatient.cancel_scope.cancel()
+        for name, owner in [("C", "y"), ("D", "z")]:
+            nursery.start_soon(bench.job, name, 100, owner)
+            await trio.testing.wait_all_tasks_blocked()
+        await bench.runner.step(3)
+    assert bench.done == ["A", "C", "D"]
+
+
 async def test_a_large_job_is_not_starved() -> None:
     bench = Bench()
     async with trio.open_nursery() as nursery:
@@ -116,7 +178,7 @@ async def test_one_owner_fills_half_of_the_queue() -> None:
         nursery.start_soon(bench.job, "f", 8, "third")  # decode is not refused because prompts wait
         await trio.testing.wait_all_tasks_blocked()
         await bench.runner.step(4)
-    assert bench.done == ["A", "f", "C", "D"]
+    assert bench.done == ["A", "f", "D", "C"], "and whoever had one lets others go first"
 
 
 async def test_what_cannot_be_done_in_time_is_refused() -> None:
