@@ -13,13 +13,17 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from swarmnode.config import DispatchConfig
 
 _BUCKETS = 24
 """Calls of up to 2^24 pairs are told apart."""
+_NEIGHBOURS = 3
+"""Sizes up to 8 times larger or smaller tell of a change, too."""
+_FASTER_WEIGHT = 0.5
+"""Of a sample far below all before: it is no accident, so that a change for the better is followed after a few."""
 _LEAST_HALF_LIVES = 6.0
 """The shortest time of all is taken to be twice as long after so many half-lives without one that short: by time and
 not by answers, or a worker that grows slower by a little each time would take it along."""
@@ -41,6 +45,8 @@ class Estimate:
         call. If it was no exception the deviation grows, and the mean follows after a few samples.
         """
         weight = max(weight, 1 / (self.n + 1))
+        if value < self.mean - 4 * self.deviation:  # a machine may be slow by accident, and not fast
+            weight = max(weight, _FASTER_WEIGHT)
         value = min(value, self.mean + 8 * max(self.deviation, 0.1 * self.mean)) if self.mean else value
         deviation = self.deviation + weight * (abs(value - self.mean) - self.deviation)
         return Estimate(self.mean + weight * (value - self.mean), deviation, now_s, self.n + 1)
@@ -54,6 +60,13 @@ class Estimate:
             return self.mean
         return floor + (self.mean - floor) * self._left(now_s, half_life_s)
 
+    def believed(self, value: float, floor: float, now_s: float, half_life_s: float) -> Estimate:
+        """The estimate that a sample of so much is to be added to: a faded one if it confirms that, else as it was."""
+        faded_s = self.faded(floor, now_s, half_life_s)
+        if value > faded_s:
+            return self
+        return Estimate(faded_s, self.deviation * self._left(now_s, half_life_s), self.at_s, self.n)
+
     def late_s(self, floor: float, now_s: float, half_life_s: float) -> float:
         """Above about 95 % of samples: mean + 4 deviations, as TCP's retransmission timer has it (RFC 6298).
 
@@ -65,15 +78,21 @@ class Estimate:
         return math.exp2(-max(0.0, now_s - self.at_s) / half_life_s)
 
 
+_SMALL = tuple(max(1, n_pairs).bit_length() - 1 for n_pairs in range(65))
+
+
 def _bucket(n_pairs: int) -> int:
-    return min(max(1, n_pairs).bit_length(), _BUCKETS) - 1
+    if n_pairs <= 64:  # a token's shares, several times for each layer
+        return _SMALL[n_pairs]
+    return min(n_pairs.bit_length(), _BUCKETS) - 1
 
 
 class _BySize:
     """Estimates by size of call."""
 
-    def __init__(self, config: DispatchConfig) -> None:
+    def __init__(self, config: DispatchConfig, *, fades: bool) -> None:
         self._weight = config.estimate_weight
+        self._half_life_s = config.estimate_half_life_s if fades else math.inf
         self._doubling_s = _LEAST_HALF_LIVES * config.estimate_half_life_s
         self.items: list[Estimate | None] = [None] * _BUCKETS
         self.least = float("inf")
@@ -84,11 +103,12 @@ class _BySize:
         """A call of so many pairs had this value."""
         index = _bucket(n_pairs)
         known = self.items[index]
-        self.items[index] = (
-            Estimate(value, value / 2, now_s)
-            if known is None
-            else known.with_sample(value, now_s, self._weight)
-        )
+        if known is None:
+            self.items[index] = Estimate(value, value / 2, now_s)
+        else:
+            floor = min(self.least, known.mean)
+            believed = known.believed(value, floor, now_s, self._half_life_s)
+            self.items[index] = believed.with_sample(value, now_s, self._weight)
         n_doublings = min(100.0, max(0.0, now_s - self._last_s) / self._doubling_s)
         self.least = min(value, self.least * math.exp2(n_doublings))
         self._last_s = now_s
@@ -109,6 +129,14 @@ class _BySize:
                     return found, 2.0 ** (wanted - index)
         return None
 
+    def newer(self, n_pairs: int, at_s: float) -> Iterator[tuple[Estimate, float]]:
+        """Estimates of sizes up to `_NEIGHBOURS` buckets away that were renewed after `at_s`; as `near`."""
+        wanted = _bucket(n_pairs)
+        first = max(0, wanted - _NEIGHBOURS)
+        for index, found in enumerate(self.items[first : wanted + _NEIGHBOURS + 1], first):
+            if found is not None and found.at_s > at_s:
+                yield found, 2.0 ** (wanted - index)
+
 
 class LocalCost:
     """The bank of this process: seconds a pair where its expert is in memory, and seconds more for each that is not."""
@@ -116,7 +144,7 @@ class LocalCost:
     def __init__(self, config: DispatchConfig, expert_bytes: int) -> None:
         """`expert_bytes`: of one expert, for a first guess of what reading it takes."""
         self._config = config
-        self._warm = _BySize(config)
+        self._warm = _BySize(config, fades=False)
         self._cold: Estimate | None = None
         self._cold_guess_s = expert_bytes / config.disk_bytes_per_s
 
@@ -164,7 +192,7 @@ class WorkerCost:
 
     def __init__(self, config: DispatchConfig) -> None:
         self._config = config
-        self._times = _BySize(config)
+        self._times = _BySize(config, fades=True)
         self.in_flight = 0
         """Shares under way."""
         self.n_requests = 0
@@ -220,13 +248,20 @@ class WorkerCost:
         if near is None:
             return (self.rtt_s or 0.0) + n_pairs * self._config.pair_s
         estimate, factor = near
+        seconds = self._derived_s(estimate, factor, n_pairs, now_s)
+        for other, its_factor in self._times.newer(n_pairs, estimate.at_s):
+            # A part of a larger share that came since, or as many smaller ones: it does not take longer.
+            seconds = min(seconds, self._derived_s(other, its_factor, n_pairs, now_s))
+        return seconds
+
+    def _derived_s(self, estimate: Estimate, factor: float, n_pairs: int, now_s: float) -> float:
+        """Of so many pairs, from an estimate of `factor` times fewer."""
         floor = min(self._times.least, estimate.mean)
         seconds = estimate.faded(floor, now_s, self._config.estimate_half_life_s)
-        return seconds if factor <= 1 else floor + factor * (seconds - floor) + self._more_s(n_pairs, factor)
-
-    def _more_s(self, n_pairs: int, factor: float) -> float:
-        """What pairs beyond those of a known size may cost; only until shares of this size have been seen."""
-        return n_pairs * (1 - 1 / factor) * self._config.pair_s
+        if factor <= 1:
+            return seconds
+        # What pairs beyond those of a known size may cost: only until shares of this size have been seen.
+        return floor + factor * (seconds - floor) + n_pairs * (1 - 1 / factor) * self._config.pair_s
 
     def late_after_s(self, n_pairs: int, now_s: float, work_s: float) -> float | None:
         """How long to wait for such a share before asking elsewhere; None: not even a ping was answered.

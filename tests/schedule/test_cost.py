@@ -87,6 +87,37 @@ def test_what_was_slow_and_is_not_asked_is_believed_to_be_faster_later() -> None
     assert cost.expect(4, 80 + 100 * CONFIG.estimate_half_life_s) < 0.01
 
 
+def test_a_change_for_the_better_is_followed_after_a_few_answers() -> None:
+    cost = worker([0.04 + 0.001 * (number % 3) for number in range(50)])
+    for number in range(4):
+        cost.add(4, 0.003, 50 + number)
+    assert cost.expect(4, 54) < 0.014, "27 ms if it counted as any other"
+
+
+def test_what_was_believed_meanwhile_is_not_forgotten_with_an_answer_that_confirms_it() -> None:
+    """And one that does not confirm it counts against what was there before: not asked again and again."""
+    later_s = 20 + 2 * CONFIG.estimate_half_life_s
+    for took_s in (0.003, 0.2):
+        cost = worker([0.003] + [0.2] * 20)
+        believed_s = cost.expect(4, later_s)
+        cost.add(4, took_s, later_s)
+        assert (cost.expect(4, later_s) <= believed_s) is (took_s == 0.003)
+        if took_s == 0.2:
+            assert cost.expect(4, later_s) > 0.15
+
+
+@pytest.mark.parametrize("n_pairs", [1, 2, 8, 16])
+def test_one_size_tells_of_a_change_of_the_others(n_pairs: int) -> None:
+    cost = WorkerCost(CONFIG)
+    for number in range(20):
+        for size in (1, 2, 4, 8, 16):
+            cost.add(size, 0.04, number)
+    for number in range(20):
+        cost.add(4, 0.001, 21 + number)
+    assert cost.expect(n_pairs, 41) < 0.006
+    assert cost.expect(256, 41) > 0.02, "but not of one that is far away"
+
+
 def test_late_is_behind_nearly_all_answers() -> None:
     times = [0.02 + 0.001 * (number % 5) for number in range(60)]
     after_s = worker(times).late_after_s(4, 59, 1.0)
