@@ -110,7 +110,7 @@ from swarmnode.weights.catalog import resolve_model
 @click.option(
     "--send",
     type=click.Choice(["auto", "always"]),
-    default="always",
+    default="auto",
     show_default=True,
     help="What workers get: rows that they are expected to finish sooner, or whatever they hold.",
 )

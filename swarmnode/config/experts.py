@@ -67,8 +67,8 @@ class DispatchConfig:
 
     # Whether a row is sent at all (schedule/sending.py, sending_auto.py, docs/decisions/0030)
     send: Literal["auto", "always"] = "always"
-    """`always`: whatever a worker owns; `auto`: what is expected to finish sooner there. The command line's default is
-    `always`, too, until what decision 0030 says is missing has been mended."""
+    """`always`: whatever a worker owns; `auto`: what is expected to finish sooner there, which is the command line's
+    default. Tests, benchmarks and the demo are there to see workers work."""
     local_budget_bytes: int | None = None
     """Routed experts of the mapped file that count as in memory; None: as many as are used."""
     pair_s: float = 1.5e-4
@@ -91,13 +91,12 @@ class DispatchConfig:
     """... and less often where that is slow: all of it may cost this share of the time."""
     replica_margin: float = 1.25
     """A share goes to another holder than the owner only if that is so many times better: shares should stay whole."""
-    hedges: bool = False
-    """Whether a late share is asked for a second time. Off by itself: a prompt's share that is late once can cost its
-    worker the standing, and one without room is not seen to be late (decision 0030, what is missing)."""
+    hedges: bool = True
+    """Whether a late share is asked for a second time."""
     hedge_samples: int = 8
-    """Answers of a size by which a worker is known well enough to say when it is late."""
+    """Shares of a size that were answered, by which a worker is known well enough to say when it is late."""
     hedge_min_s: float = 0.01
-    """Least wait before a second replica is asked: below that the machine's own hiccups decide."""
+    """Least wait before somebody else is asked: below that the machine's own hiccups decide."""
     hedge_times: float = 4.0
     """A share is also late when its second holder would have done it so many times over: by its own times a worker that
     grows slower by a little each time is never late."""

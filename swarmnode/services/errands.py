@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -103,12 +103,15 @@ class Piece:
     is_hedged: bool = False
 
 
-async def first_settled(requests: Sequence[Request], until_s: float) -> Request | None:
-    """The first of these that is settled, None if none is at that time. No checkpoint if one is already."""
+async def first_settled(requests: Sequence[Request], until: Callable[[], float]) -> Request | None:
+    """The first of these that is settled, None if none is at that time. No checkpoint if one is already.
+
+    `until` is only asked when there is something to wait for.
+    """
     found = next((request for request in requests if request.asked.is_settled), None)
     if found is not None:
         return found
-    with trio.CancelScope(deadline=until_s):
+    with trio.CancelScope(deadline=until()):
         if len(requests) == 1:
             await requests[0].asked.wait_settled()
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from swarmnode.config import DispatchConfig
 from swarmnode.schedule.dispatch import LOCAL, Share
@@ -53,28 +53,29 @@ class Hedges:
         way all of them would wait for the compute thread. Infinity: when its deadline is over, as the policy wants to
         see workers answer, and there was nobody else to be asked.
         """
-        here_s = self._here_s(errand)
+        here_s = self.here_s(errand.pieces)
         if math.isinf(here_s) and len(piece.asked) > 1:
             cost = self._policy.cost
             here_s = cost.local.expect(errand.n_pairs, 0, cost.now())
         return errand.begun_s + here_s * max(1, self._policy.n_passes)
 
-    def worker(self, piece: Piece, n_pairs: int) -> Worker | None:
+    def worker(self, piece: Piece, n_pairs: int, here_s: float) -> Worker | None:
         """Whom to ask for a piece, of those not asked yet; None: the local replica is sooner, or the only one.
 
-        `n_pairs`: of everything that would be asked of it.
+        `n_pairs`: of all that is late and would be asked of it, which takes `here_s` here.
         """
         now_s = self._policy.cost.now()
-        best, best_s = None, self._policy.here_s(self._layer.call.layer, piece.share.pair_expert)
+        best, best_s = None, here_s
         for worker in self._holders(piece.share, piece.asked):
             seconds = self._expect_s(worker, n_pairs, now_s)
             if seconds < best_s:
                 best, best_s = worker, seconds
         return best
 
-    def _here_s(self, errand: Errand) -> float:
+    def here_s(self, pieces: Sequence[Piece]) -> float:
+        """Seconds that they would take here; infinity: the policy wants to see workers answer."""
         layer = self._layer.call.layer
-        return sum(self._policy.here_s(layer, piece.share.pair_expert) for piece in errand.pieces)
+        return sum(self._policy.here_s(layer, piece.share.pair_expert) for piece in pieces)
 
     def _expect_s(self, worker: Worker, n_pairs: int, now_s: float) -> float:
         known = self._policy.cost.worker(worker.node_id)

@@ -95,20 +95,24 @@ class LayerAnswers:
         Waits for one after the other, without tasks: whichever comes first, the layer needs them all. What has to be
         done about a late one is done while others are waited for.
         """
+        pieces = [piece for errand in self._sent.shares for piece in errand.pieces]
+        self._open.extend(pieces)
         for errand in self._sent.shares:
-            self._open += errand.pieces
             errand.act_at_s = self._hedges.at_s(errand) if errand.pieces else math.inf
         while self._open:
             if not self._open[0].waiting:
                 self._open.popleft()
                 continue
-            settled = await first_settled(self._watched(), self._next_s())
+            settled = await first_settled(self._watched(), self._next_s)
             if settled is None:  # it is time to act, unless answers have come that were not looked at
                 settled = next((request for request in self._under_way() if request.asked.is_settled), None)
             if settled is not None:
                 await self._take(settled)
             else:
                 self._act()
+        # Summed in the order of asking, not of arrival.
+        places = {id(piece.share): place for place, piece in enumerate(pieces)}
+        self._sent.pending.answers.sort(key=lambda answer: places[id(answer.share)])
 
     def _under_way(self) -> Iterator[Request]:
         for piece in self._open:
@@ -141,10 +145,10 @@ class LayerAnswers:
         """Ask elsewhere for all that is late, unless that is under way, or leave it for the local replica."""
         errand.act_at_s = math.inf
         pieces = [piece for piece in errand.open_pieces if piece.waiting[-1].errand is errand]
-        n_pairs = sum(len(piece.share.flat) for piece in pieces)
+        n_pairs, here_s = sum(len(piece.share.flat) for piece in pieces), self._hedges.here_s(pieces)
         made: dict[Worker, Errand] = {}
         for piece in pieces:
-            if self._ask_elsewhere(errand, piece, n_pairs, made):
+            if self._ask_elsewhere(errand, piece, n_pairs, here_s, made):
                 continue
             local_at_s = self._hedges.local_at_s(errand, piece)
             if now_s >= local_at_s:
@@ -154,8 +158,10 @@ class LayerAnswers:
                 errand.act_at_s = min(errand.act_at_s, local_at_s)
         self._sent.hedges += made.values()
 
-    def _ask_elsewhere(self, late: Errand, piece: Piece, n_pairs: int, made: dict[Worker, Errand]) -> bool:
-        while (worker := self._hedges.worker(piece, n_pairs)) is not None:
+    def _ask_elsewhere(
+        self, late: Errand, piece: Piece, n_pairs: int, here_s: float, made: dict[Worker, Errand]
+    ) -> bool:
+        while (worker := self._hedges.worker(piece, n_pairs, here_s)) is not None:
             errand = made.get(worker) or self._errand(worker, late.patience)
             if self._ask(errand, piece):
                 made[worker] = errand
@@ -194,7 +200,8 @@ class LayerAnswers:
             errand.is_left = True
             errand.cost.gave_up(errand.n_pairs, waited_s, self._cost.now(), errand.patience.deadline_s)
         # Short waits that somebody else ended add up: a silent worker costs one deadline, in pieces or as a whole.
-        if waited_s >= errand.patience.deadline_s or errand.cost.unanswered >= 1:
+        is_over = now_s >= errand.patience.ends_s and not errand.is_hedge
+        if is_over or errand.cost.unanswered >= 1:
             sent.verdicts.missed(errand.worker, f"no answer within {1e3 * (now_s - sent.started_s):.0f} ms")
             errand.cost.unanswered = 0.0
 

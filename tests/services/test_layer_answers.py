@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import DispatchConfig
@@ -154,6 +155,7 @@ class Stand:
 
 
 async def test_a_hedge_that_wins_is_the_only_one_and_the_loser_is_told() -> None:
+    """cases.md 33."""
     stand = Stand(Timed(1, 0.15), Timed(2, 0.0)).usually(0.001, 0.001)
     started_s = trio.current_time()
     pending = await stand.run()
@@ -251,6 +253,23 @@ async def test_a_worker_that_never_answers_is_left_after_one_deadline_in_all() -
     assert trio.current_time() - started_s < 1.5 * CONFIG.deadline_s
 
 
+async def test_a_deadline_that_began_before_the_request_did_is_over_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sending to others takes time as well."""
+    stand = Stand(Timed(1, 1e6))
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)
+
+    def room() -> int:
+        clock.jump(0.001)
+        return 256
+
+    monkeypatch.setattr(stand.peers[0], "room", room)
+    await stand.run()
+    assert stand.workers[0].standing is Standing.SUSPECT
+
+
 async def test_a_worker_of_which_only_a_ping_is_known_can_be_late() -> None:
     stand = Stand(Timed(1, 1e6), Timed(2, 0.001))
     for peer in stand.peers:
@@ -281,6 +300,7 @@ async def test_what_has_come_meanwhile_is_not_late() -> None:
     stand = Stand(Timed(1, 0.3), Timed(2, 0.001))
     for _ in range(20):
         stand.cost(1).add(1, 0.001, trio.current_time())
-    await stand.run(owner=None)
+    pending = await stand.run(owner=None)
+    assert [answer.worker for answer in pending.answers] == stand.workers, "summed in the order of asking"
     assert stand.n_asked == [1, 1]
     assert stand.account.hedged == 0
