@@ -90,6 +90,7 @@ ALONE = [
 BACKBONES = [
     [
         Command("key new", "^sk-swarm-"),
+        Command("backbone", "^Workers join with", goes_on=True),
         Command("backbone --api 0.0.0.0:8790", "^Workers join with", goes_on=True),
         Command("backbone --model FILE.gguf", "^model Baker Street 16M: 64 experts", goes_on=True),
         Command("backbone --model MODEL.gguf --q8", "^Workers join with", goes_on=True),
@@ -112,7 +113,9 @@ BACKBONES = [
 ]  # fmt: skip
 """They start, say what they serve, and end with 0 when they are told to."""
 
-THE_BACKBONE = Command("backbone", "^Workers join with: swarmnode join --budget 3MB --bootstrap swarm://")
+THE_BACKBONE = Command(
+    "backbone --send always", "^Workers join with: swarmnode join --budget 3MB --bootstrap swarm://"
+)
 THE_WORKER = Command(
     "join --budget 3MB --home ~/swarm-worker1 --bootstrap swarm://jy4sqout...@127.0.0.1:4790",
     r"^full: 23 experts of Baker Street 16M, 2\.9 MB",
