@@ -1,6 +1,6 @@
 """Is it ever worse to let the engine choose? All pairs here, all at workers, and `--send auto`, in six regimes.
 
-    python -m benchmarks.regimes [MODEL.gguf] [--rtt 0.3 3 40] [--sequences 1 16] [--rounds 8] [--seconds 0.3]
+    python -m benchmarks.regimes [MODEL.gguf] [--rtt 0.3 3 40] [--sequences 1 16] [--rounds 5] [--seconds 1]
 
 Two worker processes of this machine hold all experts between them, behind a proxy that gives every connection an RTT.
 The backbone's experts are in RAM, or behind an emulated disk of 2 GB/s with a cache for a quarter of them (least
@@ -9,7 +9,8 @@ take. That is 6 MB by default, an expert of a 122B model, whatever the model at 
 no disk. Auto gets the cache's size as its `--local-budget`.
 
 A sample decodes for so many seconds, after prompts that are not timed; medians of rounds in turns. For each regime the
-policy begins with nothing learned, and has one sample to learn in. `auto / better`: its speed over that of the better
+policy begins with nothing learned, and has one sample to learn in; what prompts earn for exploring is spent in these
+seconds, so short ones say little. `auto / better`: its speed over that of the better
 of the other two. `again` is local once more: what differs from `local` is noise. Exit code 1 below 0.9 anywhere.
 """
 
@@ -399,8 +400,8 @@ def main() -> None:
     parser.add_argument("--rtt", type=float, nargs="+", default=[0.3, 3.0, 40.0], help="ms")
     parser.add_argument("--experts", choices=["ram", "disk"], nargs="+", default=["ram", "disk"])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--expert-mb", type=float, default=6.0)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
