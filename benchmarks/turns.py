@@ -73,7 +73,7 @@ class Talk:
 
     def encode(self, messages: Messages) -> list[int]:
         """As api/prompts."""
-        return self.engine.tokenizer.encode(self.template.render(messages), parse_special=True)
+        return self.engine.tokenizer.encode_pieces(self.template.render(messages).pieces)
 
     async def ask(self, messages: Messages) -> Turn:
         """The greedy answer to the last message."""

@@ -13,7 +13,7 @@ from swarmnode.api.openai import CompletionRequest
 from swarmnode.api.tool_prompt import told_in_messages
 from swarmnode.config import ApiConfig
 from swarmnode.errors import ContextFullError, UsageError
-from swarmnode.models.chat import ChatTemplate
+from swarmnode.models.chat import ChatTemplate, RenderedChat
 from swarmnode.models.tokenizer import Tokenizer
 
 NFC_SHRINKS = 3
@@ -54,12 +54,13 @@ class Prompts:
     def _of_chat(self, asked: CompletionRequest) -> Prompt:
         if self._template is None:
             raise UsageError("this model has no chat template; use /v1/completions")
-        text = self._render(self._template, asked)
+        chat = self._render(self._template, asked)
+        text = chat.text
         self._check_length(text)
         is_thinking = text.rstrip().endswith(thinking.OPEN)
-        return Prompt(self._tokenizer.encode(text, parse_special=True), is_thinking)
+        return Prompt(self._tokenizer.encode_pieces(chat.pieces), is_thinking)
 
-    def _render(self, template: ChatTemplate, asked: CompletionRequest) -> str:
+    def _render(self, template: ChatTemplate, asked: CompletionRequest) -> RenderedChat:
         tools = list(asked.tool_use.tools)
         if "tool" in template.source:
             return template.render(asked.messages, tools=tools or None, variables=asked.template_variables)

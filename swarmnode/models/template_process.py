@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarmnode.config import ModelsConfig
+from swarmnode.models.control_marks import holds_marks
 from swarmnode.models.template_renderer import decode, encode
 
 _ENDED = "the process that renders the template ended"
@@ -28,12 +29,20 @@ class TemplateProcess:
     Any thread may ask; requests wait for each other.
     """
 
-    def __init__(self, source: str, bos_token: str, eos_token: str, config: ModelsConfig) -> None:
+    def __init__(
+        self,
+        source: str,
+        bos_token: str,
+        eos_token: str,
+        control_tokens: Sequence[str],
+        config: ModelsConfig,
+    ) -> None:
         self._config = config
         self._setup = {
             "source": source,
             "bos_token": bos_token,
             "eos_token": eos_token,
+            "control_tokens": list(control_tokens),
             "max_chars": config.max_prompt_chars,
             "memory_bytes": config.template_memory_bytes,
             "compile_s": config.template_compile_s,
@@ -49,11 +58,13 @@ class TemplateProcess:
             return self._start()
 
     def render(self, request: Mapping[str, Any]) -> tuple[str, str | None]:
-        """(the text, what went wrong or None); `request`: what `template_renderer.Renderer.render` takes."""
+        """(the text with marks, what went wrong or None); `request`: what `template_renderer.Renderer.render` takes."""
         try:
             line = encode(request)
         except _UNASKABLE as error:
             return "", f"they are not JSON: {error}"
+        if holds_marks(line):
+            return "", "they are not valid Unicode (a lone surrogate)"
         with self._lock:
             problem = self._start() if self._process is None else None
             if problem is not None:

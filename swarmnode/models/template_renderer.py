@@ -24,6 +24,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from swarmnode.models.control_marks import ControlMarks, unmarked
+
 _MAX_PROBLEM_CHARS = 500
 
 
@@ -31,7 +33,10 @@ class Renderer:
     """A template, compiled. `setup` and requests are what template_process sends."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
-        """Compile; any exception means that the template cannot be used."""
+        """Compile; any exception means that the template cannot be used.
+
+        Control tokens that it writes come out between marks (`control_marks`).
+        """
         self._max_chars: int = setup["max_chars"]
         self._now = datetime.min
         environment = ImmutableSandboxedEnvironment(
@@ -40,10 +45,11 @@ class Renderer:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: self._now.strftime(form)
-        environment.globals["bos_token"] = setup["bos_token"]
-        environment.globals["eos_token"] = setup["eos_token"]
+        marks = ControlMarks(setup["control_tokens"])
+        environment.globals["bos_token"] = marks.mark(setup["bos_token"])
+        environment.globals["eos_token"] = marks.mark(setup["eos_token"])
         environment.globals["documents"] = None
-        self._template = environment.from_string(setup["source"])
+        self._template = environment.from_string(_marked(environment.parse(setup["source"]), marks))
 
     def render(self, request: Mapping[str, Any]) -> dict[str, str]:
         """{'text': ...} or {'problem': ...}"""
@@ -69,6 +75,16 @@ class _Generation(Extension):
         """The body, with names of its own."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _marked(template: nodes.Template, marks: ControlMarks) -> nodes.Template:
+    """The template with marks in everything that it holds as text, in place."""
+    for data in template.find_all(nodes.TemplateData):
+        data.data = marks.mark(data.data)
+    for constant in template.find_all(nodes.Const):
+        if isinstance(constant.value, str):
+            constant.value = marks.mark(constant.value)
+    return template
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -128,7 +144,7 @@ def _send(replies: BinaryIO, reply: Mapping[str, str]) -> None:
 def _describe(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory"
-    return (str(error) or type(error).__name__)[:_MAX_PROBLEM_CHARS]
+    return unmarked(str(error) or type(error).__name__)[:_MAX_PROBLEM_CHARS]
 
 
 if sys.platform == "win32":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import codecs
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
@@ -55,7 +55,7 @@ class Tokenizer:
     """The vocabulary of one model file.
 
     `n_vocab`: number of tokens; `bos_id`, `eos_id`: ids or None; `end_ids`: tokens that end an answer;
-    `adds_bos`: whether `encode` puts `bos_id` in front.
+    `adds_bos`: whether `encode` puts `bos_id` in front; `control_tokens`: how each is spelt -> id.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -69,6 +69,9 @@ class Tokenizer:
         self._types = _token_types(stored, len(self._tokens))
         merges = stored.strings("merges")
         self.n_vocab = len(self._tokens)
+        self.control_tokens: Mapping[str, int] = {
+            token: i for i, token in enumerate(self._tokens) if token and self.is_control(i)
+        }
         self._bpe = _build_bpe(self._tokens, self._types, merges, pattern)
         self._lock = threading.Lock()
         self.bos_id = self._id_or_none(stored, "bos_token_id")
@@ -79,21 +82,36 @@ class Tokenizer:
     def encode(self, text: str, *, parse_special: bool = False, add_bos: bool = True) -> list[int]:
         """Return the token ids of `text`.
 
-        `parse_special`: whether control tokens spelt out in the text (`<|im_end|>`) become those tokens, as a
-        rendered chat template needs, or stay plain text; user-defined tokens (`<think>`) always count.
+        `parse_special`: whether control tokens spelt out in the text (`<|im_end|>`) become those tokens or stay
+        plain text; user-defined tokens (`<think>`) always count. Never True for text of others.
         `add_bos=False` leaves the leading BOS token out of files that ask for one.
         Raises UsageError if the text holds a lone surrogate.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"the text is not valid Unicode at character {error.start}") from error
+        _check_unicode(text)
+        ids = self._encode(text, parse_special)
+        return self._with_bos(ids) if add_bos else ids
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Return the token ids of a rendered chat: text, control token, text, ..., text. Nothing in a text counts as
+        a control token. The leading BOS token and errors as in `encode`.
+        """
+        _check_unicode("".join(pieces))
+        ids: list[int] = []
+        for place, piece in enumerate(pieces):
+            if place % 2:
+                ids.append(self.control_tokens[piece])
+            elif piece:
+                ids += self._encode(piece, parse_special=False)
+        return self._with_bos(ids)
+
+    def _encode(self, text: str, parse_special: bool) -> list[int]:
         with self._lock:  # the switch below belongs to the tokenizer, not to the call
             self._bpe.encode_special_tokens = not parse_special
             ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
-        if self.adds_bos and add_bos and self.bos_id is not None:
-            ids.insert(0, self.bos_id)
         return ids
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None else ids
 
     def decode(self, ids: Iterable[int], *, render_special: bool = False) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD.
@@ -160,6 +178,13 @@ class StreamDecoder:
     def finish(self) -> str:
         """Return what is left at the end: U+FFFD if the last code point never got complete, else nothing."""
         return self._utf8.decode(b"", final=True)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the text is not valid Unicode at character {error.start}") from error
 
 
 def _checked_pattern(stored: Metadata) -> str:

@@ -42,6 +42,7 @@ class Reference:
             if kind in (_CONTROL, _USER_DEFINED):
                 added = transformers.AddedToken(token, normalized=False, special=kind == _CONTROL)
                 self._tokenizer.add_tokens([added], special_tokens=kind == _CONTROL)
+        self._tokenizer.chat_control_tokens = []  # tokens that are user-defined in the GGUF stay tokens
         ids = [
             self._tokenizer.convert_tokens_to_ids(token) for token in tokens if kinds[token] <= _USER_DEFINED
         ]
@@ -68,8 +69,13 @@ class Reference:
         return text
 
     def chat(self, template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -> list[int]:
-        """A prompt's ids, ready for an answer."""
+        """A prompt's ids, ready for an answer. A control token that the messages spell is encoded as text."""
         ids: list[int] = self._tokenizer.apply_chat_template(
-            list(messages), chat_template=template, add_generation_prompt=True, return_dict=False, **names
+            list(messages),
+            chat_template=template,
+            add_generation_prompt=True,
+            return_dict=False,
+            sanitize_control_tokens=True,
+            **names,
         )
         return ids

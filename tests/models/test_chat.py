@@ -31,7 +31,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] = HELLO, **arguments: Any) -> str:
-    return ChatTemplate(source, now=lambda: datetime(2026, 3, 4)).render(messages, **arguments)
+    return ChatTemplate(source, now=lambda: datetime(2026, 3, 4)).render(messages, **arguments).text
 
 
 def test_messages_and_the_generation_prompt() -> None:
@@ -55,7 +55,8 @@ def test_functions_that_templates_expect() -> None:
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert render("{% set ns = namespace(n=0) %}{% set ns.n = 3 %}{{ ns.n }}") == "3"
     assert (
-        ChatTemplate("{{ bos_token }}|{{ eos_token }}", bos_token="B", eos_token="E").render(HELLO) == "B|E"
+        ChatTemplate("{{ bos_token }}|{{ eos_token }}", bos_token="B", eos_token="E").render(HELLO).text
+        == "B|E"
     )
 
 
@@ -153,17 +154,17 @@ def test_time_and_memory_of_compiling_are_limited(source: str) -> None:
 def test_a_template_works_again_after_messages_that_it_does_not_survive() -> None:
     source = "{% if messages[0].content == 'loop' %}" + LONG_LOOP + "{% endif %}{{ messages[0].content }}"
     template = ChatTemplate(source, config=LIMITS)
-    assert template.render(HELLO) == "hello"
+    assert template.render(HELLO).text == "hello"
     for _ in range(2):
         with pytest.raises(UsageError, match=r"more than 0\.5 s"):
             template.render([{"role": "user", "content": "loop"}])
-        assert template.render(HELLO) == "hello"
+        assert template.render(HELLO).text == "hello"
 
 
 def test_long_messages_of_any_alphabet_fit_the_limits() -> None:
     content = "\U0001f41d\ud800" * 3_000_000
     template = ChatTemplate("{{ messages[0].content }}", config=ModelsConfig(template_render_s=60.0))
-    assert template.render([{"role": "user", "content": content}]) == content
+    assert template.render([{"role": "user", "content": content}]).text == content
 
 
 def test_what_is_not_json_is_refused() -> None:
@@ -176,7 +177,7 @@ def test_threads_take_turns() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     texts = [str(i) * 50_000 for i in range(16)]
     with ThreadPoolExecutor(8) as pool:
-        rendered = pool.map(lambda text: template.render([{"role": "user", "content": text}]), texts)
+        rendered = pool.map(lambda text: template.render([{"role": "user", "content": text}]).text, texts)
         assert list(rendered) == texts
 
 
