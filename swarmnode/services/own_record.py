@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Sequence
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.records import MAX_ADDRESSES, ModelHoldings, OwnState
+from swarmnode.net.address import is_loopback, join_host_port
 from swarmnode.net.peer import Peer
 from swarmnode.services.announcing import MAX_CAPACITY_BYTES
 from swarmnode.services.connections import Connections
@@ -52,7 +52,7 @@ class OwnRecord:
         for host, port in self._listening:
             hosts = self._local_hosts() if host in WILDCARDS else [host]
             places += [(found, port) for found in hosts]
-        unique = dict.fromkeys(_host_port(host, port) for host, port in places)
+        unique = dict.fromkeys(join_host_port(host, port) for host, port in places)
         return tuple(unique)[:MAX_ADDRESSES]
 
     @property
@@ -97,16 +97,5 @@ class OwnRecord:
     def _local_hosts(self) -> list[str]:
         """Our addresses on open connections, loopback only if there is nothing else."""
         hosts = {peer.local_host for peer in self._connections.connected.values() if peer.local_host}
-        outside = sorted(host for host in hosts if not _is_loopback(host))
+        outside = sorted(host for host in hosts if not is_loopback(host))
         return outside or sorted(hosts)
-
-
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
