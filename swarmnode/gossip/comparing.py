@@ -103,18 +103,37 @@ class Comparing:
         n_buckets = len(asked) // c.GOSSIP_ID_BYTES
         theirs = bodies.read_buckets_untrusted(body, n_buckets)
         if not theirs:
+            peer.least_differing = math.inf
             return
         ours = anti_entropy.in_buckets(self._ids_in(self._view, self._own), n_buckets)
-        n_lacking = 0
+        n_lacking = n_differing = 0
         for bucket, offers in theirs.items():
-            lacking = set(ours[bucket]).difference([record_id for record_id, _ in offers])
+            has = {record_id for record_id, _ in offers}
+            lacking = set(ours[bucket]) - has
             n_lacking += len(lacking)
+            n_differing += len(has.symmetric_difference(ours[bucket]))
             for record_id in lacking:
                 self._telling.note(peer, record_id, now_s)
             self._hear_offers(peer, offers, now_s)
         self._telling.tell(peer, now_s)
         if reply.left or n_lacking > self._config.max_pending:
-            peer.sync_s = now_s + 2 * self._config.have_interval_s
+            self._repeat(peer, n_differing * (1.0 + reply.left / len(theirs)), now_s)
+        else:
+            peer.least_differing = math.inf
+
+    def _repeat(self, peer: Peer, n_differing: float, now_s: float) -> None:
+        """Once more soon, as long as about fewer records differ each time, else later and later, and then not at all.
+
+        Full tables of a swarm that is larger than they are never become equal: they would be compared for ever.
+        """
+        config = self._config
+        if n_differing < peer.least_differing:
+            peer.least_differing = n_differing
+            peer.repeat_s = 2 * config.have_interval_s
+        else:
+            peer.repeat_s = min(2 * peer.repeat_s, 2 * config.sync_interval_s)
+        if peer.repeat_s <= config.sync_interval_s:
+            peer.sync_s = now_s + peer.repeat_s
 
     def _compare(self, peer: Peer) -> None:
         if peer.comparing:

@@ -21,6 +21,7 @@ class Peer:
     __slots__ = (
         "checks",
         "comparing",
+        "least_differing",
         "linked",
         "linking",
         "next_ask_s",
@@ -29,6 +30,7 @@ class Peer:
         "offers",
         "ours",
         "pending",
+        "repeat_s",
         "sync_s",
         "tell_s",
         "telling",
@@ -63,6 +65,10 @@ class Peer:
         self.comparing = False
         self.sync_s = math.inf
         """When to compare all records with it; infinite: not specially."""
+        self.repeat_s = 0.0
+        """How long a comparison that is repeated waits."""
+        self.least_differing = math.inf
+        """The fewest records, about, that differed in a comparison since the last one that needed no repeating."""
         self.checks = TokenBucket(config.checks_per_s, config.checks_burst, now_s)
         self.work = TokenBucket(config.work_per_s, config.work_burst, now_s)
 

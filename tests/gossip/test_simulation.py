@@ -212,6 +212,23 @@ def test_a_neighbour_that_swallows_everything_costs_nobody_else() -> None:
         assert peer is None or len(peer.pending) <= 50
 
 
+def test_a_swarm_that_is_larger_than_its_tables_comes_to_rest() -> None:
+    """Full tables hold other records each, and always more of them than a neighbour may be told at once: they are not
+    compared without end. Nor is fetched again what was evicted, as long as its ids are remembered.
+    """
+    config = replace(CONFIG, max_records=20, max_passed=40, max_pending=3, ttl_s=3600)
+    sim = GossipSim(seed=15, config=config)
+    nodes = sim.add(60)
+    publish_all(nodes)
+    sim.run(120.0)
+    assert all(len(node.table) == config.max_records for node in nodes)
+    sim.reset_traffic()
+    minutes = 3
+    sim.run(60.0 * minutes)
+    assert len(nodes) * minutes <= sim.traffic.messages["GossipDigest"] <= 3 * len(nodes) * minutes
+    assert sim.traffic.messages["GossipWant"] <= len(nodes)
+
+
 def test_phones_with_a_view_keep_few_records() -> None:
     sim = GossipSim(seed=15)
     nodes = sim.add(150)
