@@ -22,7 +22,7 @@ VIRTUAL_LIMIT_S = 100_000.0
 
 def pytest_configure(config: pytest.Config) -> None:
     # No test is bound to real time: on a busy machine hypothesis' 200 ms an example say nothing about the code.
-    hypothesis.settings.register_profile("swarmnode")
+    hypothesis.settings.register_profile("swarmnode", deadline=None)
     hypothesis.settings.load_profile("swarmnode")
     config.addinivalue_line("markers", "real_time: runs on the real clock")
 
