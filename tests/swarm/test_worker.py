@@ -10,7 +10,7 @@ import trio
 
 from swarmnode.config import Folders
 from swarmnode.errors import DeviceError, StoreError
-from swarmnode.identity import NodeKey
+from swarmnode.identity import NodeId, NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.peer import Handler, Peer
 from swarmnode.node.worker import WorkerOptions, may_meet_others
@@ -94,7 +94,10 @@ async def test_a_full_disk_ends_the_worker_with_a_clear_message(
 async def test_a_worker_whose_machine_fails_says_goodbye(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: list[Peer] = []
+    left: list[tuple[NodeId, bool]] = []
+
+    def leaving(peer: Peer, *, pauses: bool) -> None:
+        left.append((peer.node_id, pauses))
 
     def decide(market: Market, nursery: trio.Nursery) -> None:
         raise DeviceError("the device is gone")
@@ -102,10 +105,10 @@ async def test_a_worker_whose_machine_fails_says_goodbye(
     with pytest.RaisesGroup(DeviceError, flatten_subgroups=True):
         async with open_swarm(tiny_model, tmp_path) as swarm:
             worker = await swarm.join(4 * EXPERT_BYTES)
-            monkeypatch.setattr(swarm.backbone.members, "leaving", left.append)
+            monkeypatch.setattr(swarm.backbone.members, "leaving", leaving)
             monkeypatch.setattr(Market, "_decide", decide)
             await trio.sleep(60)
-    assert [peer.node_id for peer in left] == [worker.key.node_id]
+    assert left == [(worker.key.node_id, False)]
 
 
 async def test_leaving_is_not_delayed_by_a_backbone_that_does_not_answer(
