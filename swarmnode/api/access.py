@@ -29,10 +29,6 @@ OPEN_PATHS = frozenset({"/health"})
 """For load balancers: tells nothing but that somebody listens."""
 
 
-LIMITED = frozenset({"/v1/completions", "/v1/chat/completions"})
-"""What counts for the limits of a key."""
-
-
 def _no_key(key: str) -> bool:
     return False
 
@@ -65,8 +61,7 @@ class Refused:
 
 
 class AccessGuard:
-    """ASGI middleware: 401 without the key that is needed, 403 for what comes from web pages, 429 for a key that has
-    asked as much as it may."""
+    """ASGI middleware of all routes: 401 without the key that is needed, 403 for what comes from web pages."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -76,17 +71,28 @@ class AccessGuard:
         """Pass on or refuse."""
         refused = refusal_of(scope, self._access) if scope["type"] == "http" else None
         if refused is None:
-            await self._pass_on(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
         answer = refusal(refused.status, refused.reason, code=refused.code, headers=headers)
         await answer(scope, receive, send)
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits, entry = self._access.limits, None
-        if limits is not None and scope["type"] == "http" and scope["path"] in LIMITED:
-            key = _key_of(Headers(scope=scope))
-            entry = None if key is None else self._access.entry(key)
+
+class LimitGuard:
+    """ASGI middleware of one route, whose requests count for the limits of keys: 429 for a key that has asked as much
+    as it may.
+
+    Of a route, not of paths: which spellings of a path reach it only the router knows (`/v1/completions%0A` does).
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the request until its answer has ended, or refuse it."""
+        limits, key = self._access.limits, _key_of(Headers(scope=scope))
+        entry = None if limits is None or key is None else self._access.entry(key)
         if limits is None or entry is None:
             await self._app(scope, receive, send)
             return

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from swarmnode.api.access import Access, AccessGuard
+from swarmnode.api.access import Access, AccessGuard, LimitGuard
 from swarmnode.api.answer_text import Reading
 from swarmnode.api.answering import Answering, Piece, jobs_for
 from swarmnode.api.answers import (
@@ -93,6 +93,7 @@ class Served:
 def build_app(served: Served) -> Starlette:
     """The ASGI application of one backbone."""
     routes = _Routes(served)
+    limited = [Middleware(LimitGuard, access=served.access)]
     app = Starlette(
         routes=[
             Route("/health", routes.health),
@@ -100,8 +101,8 @@ def build_app(served: Served) -> Starlette:
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
-            Route("/v1/completions", routes.completions, methods=["POST"]),
-            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/v1/completions", routes.completions, methods=["POST"], middleware=limited),
+            Route("/v1/chat/completions", routes.chat, methods=["POST"], middleware=limited),
             Route("/api/swarm", routes.swarm),
             *(node_routes(served.node) if served.node is not None else ()),
             *(dashboard_routes(served.dashboard) if served.dashboard is not None else ()),

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from starlette.types import Scope
 
-from swarmnode.api.access import Access, AccessGuard, refusal_of
+from swarmnode.api.access import Access, LimitGuard, refusal_of
 from swarmnode.api.app import Served, build_app
 from swarmnode.config import ApiConfig
 from swarmnode.services.api_keys import KeyRing, new_key, revoke_key
@@ -131,10 +131,10 @@ async def test_a_key_that_has_asked_as_much_as_it_may_is_told_when_to_come_again
         transport = httpx.ASGITransport(app=app, client=("192.0.2.1", 5))
         async with httpx.AsyncClient(transport=transport, base_url="http://there") as client:
 
-            async def ask(key: str, **fields: Any) -> httpx.Response:
+            async def ask(key: str, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
                 headers = {"Authorization": f"Bearer {key}"}
                 body = {"prompt": "a", "max_tokens": 2, **fields}
-                return await client.post("/v1/completions", json=body, headers=headers)
+                return await client.post(path, json=body, headers=headers)
 
             for stream in (False, True):
                 for _ in range(5):
@@ -148,6 +148,11 @@ async def test_a_key_that_has_asked_as_much_as_it_may_is_told_when_to_come_again
             error = refused.json()["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
             assert "2 times a minute" in error["message"]
+            for spelt in ("/v1/completions%0A", "/v1/%63ompletions", "/v1/completions?a=b"):
+                assert (await ask(few, spelt)).status_code == 429, spelt
+            assert (
+                await client.get("/v1/completions", headers={"Authorization": f"Bearer {few}"})
+            ).status_code == 405
             for _ in range(3):
                 assert (await ask(many)).status_code == 200
             await trio.sleep(40)
@@ -165,11 +170,9 @@ async def test_a_key_has_so_many_requests_at_a_time_and_a_stream_counts_until_it
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await end.wait()
 
-    guard = AccessGuard(app, Access(ring.admits, entry=ring.entry, limits=KeyLimits(trio.current_time, 5)))
+    guard = LimitGuard(app, Access(ring.admits, entry=ring.entry, limits=KeyLimits(trio.current_time, 5)))
     scope: Scope = {
         "type": "http",
-        "path": "/v1/chat/completions",
-        "client": ("192.0.2.1", 5),
         "headers": [(b"authorization", f"Bearer {key}".encode())],
     }
 
