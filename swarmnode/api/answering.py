@@ -70,16 +70,17 @@ class Answering:
         self,
         engine: Engine,
         jobs: Sequence[GenerateRequest],
-        n_prompt: int,
+        n_each: int,
         reading: Reading,
         metrics: Metrics,
     ) -> None:
-        """At least one job. `n_prompt`: tokens of their prompts, each counted once however many answers it has."""
+        """At least one job; `n_each` for each prompt, one prompt's behind the other's."""
         self.jobs = jobs
         self._metrics = metrics
         self._engine = engine
         self._reading = reading
-        self._n_prompt = n_prompt
+        self._n_each = n_each
+        self._n_prompt = sum(len(job.tokens) for job in jobs[::n_each])
         self._accounts = [Account() for _ in jobs]
         self._reasons = ["broken" for _ in jobs]
         self._began_s = trio.current_time()
@@ -89,7 +90,7 @@ class Answering:
     @property
     def account(self) -> Account:
         """Of all answers together."""
-        return Account.total(self._accounts)
+        return Account.total(self._accounts, self._n_each)
 
     @property
     def counts(self) -> Counts:

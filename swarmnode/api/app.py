@@ -257,8 +257,7 @@ class _Routes:
             )
             engine.check(job)
             jobs += jobs_for(job, asked.n, reading, constraint)
-        n_prompt = sum(len(prompt.tokens) for prompt in prompts)
-        return Answering(engine, jobs, n_prompt, reading, self._served.metrics)
+        return Answering(engine, jobs, asked.n, reading, self._served.metrics)
 
     def _read(self, asked: CompletionRequest) -> tuple[list[Prompt], GrammarConstraint | None]:
         """On a thread."""

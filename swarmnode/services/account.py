@@ -71,15 +71,18 @@ class Account:
         return self.remote / self.pairs if self.pairs else 0.0
 
     @staticmethod
-    def total(accounts: Sequence[Account]) -> Account:
-        """Of several answers to one prompt, whose tokens count once (`cached_tokens`: where most were held)."""
+    def total(accounts: Sequence[Account], n_each: int) -> Account:
+        """Of answers to several prompts, `n_each` to each, one prompt's behind the other's. A prompt's tokens count once
+        (`cached_tokens`: where most were held).
+        """
         if len(accounts) == 1:
             return accounts[0]
         total = Account()
+        for first in range(0, len(accounts), n_each):
+            total.cached_tokens += max(item.cached_tokens for item in accounts[first : first + n_each])
         for account in accounts:
             for name in _SUMMED:
                 setattr(total, name, getattr(total, name) + getattr(account, name))
-            total.cached_tokens = max(total.cached_tokens, account.cached_tokens)
             for worker, share in account.workers.items():
                 entry = total.worker(worker)
                 for item in fields(WorkerShare):
