@@ -11,10 +11,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarmnode.api.answers import refusal
 from swarmnode.services.api_keys import PREFIX, ApiKey
@@ -90,20 +92,30 @@ class LimitGuard:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the request until its answer has ended, or refuse it."""
+        """Count the request until the last of its answer is sent, or refuse it."""
         limits, key = self._access.limits, _key_of(Headers(scope=scope))
         entry = None if limits is None or key is None else self._access.entry(key)
         if limits is None or entry is None:
             await self._app(scope, receive, send)
             return
-        with limits.request(entry) as exhausted:
+        with ExitStack() as counted:
+            exhausted = counted.enter_context(limits.request(entry))
             if exhausted is None:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, partial(_send, send, counted))
                 return
         wait_s = exhausted.retry_after_s
         message, headers = f"{exhausted.reason}; try again in {wait_s} s", {"Retry-After": str(wait_s)}
         answer = refusal(429, message, "rate_limit_error", "rate_limit_exceeded", headers)
         await answer(scope, receive, send)
+
+
+async def _send(send: Send, counted: ExitStack, message: Message) -> None:
+    """Send a part of an answer. With the last one the request counts no more, and before it is sent: who has all of an
+    answer may ask again at once, long before the application has returned.
+    """
+    if message["type"] == "http.response.body" and not message.get("more_body", False):
+        counted.close()
+    await send(message)
 
 
 def refusal_of(scope: Scope, access: Access) -> Refused | None:

@@ -72,8 +72,8 @@ class Account:
 
     @staticmethod
     def total(accounts: Sequence[Account], n_each: int) -> Account:
-        """Of answers to several prompts, `n_each` to each, one prompt's behind the other's. A prompt's tokens count once
-        (`cached_tokens`: where most were held).
+        """Of answers to several prompts, `n_each` to each, one prompt's behind the other's. A prompt's tokens count
+        once (`cached_tokens`: where most were held).
         """
         if len(accounts) == 1:
             return accounts[0]

@@ -193,3 +193,29 @@ async def test_a_key_has_so_many_requests_at_a_time_and_a_stream_counts_until_it
         await guard(scope, trio.sleep_forever, send)
     await guard(scope, trio.sleep_forever, send)
     assert statuses[-1] == 200
+
+
+async def test_who_has_all_of_an_answer_may_ask_again_at_once(tmp_path: Path) -> None:
+    """Before the application has returned: a client with one request at a time must not be refused by chance."""
+    path = tmp_path / "keys.json"
+    key = new_key(path, "a", max_concurrent=1)
+    ring = KeyRing(path)
+    answers: list[Any] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"1", "more_body": True})
+        await send({"type": "http.response.body", "body": b"2"})
+
+    guard = LimitGuard(app, Access(ring.admits, entry=ring.entry, limits=KeyLimits(trio.current_time, 5)))
+    scope: Scope = {"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}
+
+    async def ask_again(message: Any) -> None:
+        answers.append(message.get("status", message.get("body")))
+        if len(answers) in (2, 5):  # within the first piece, and within the last one
+            await guard(scope, trio.sleep_forever, ask_again)
+
+    await guard(scope, trio.sleep_forever, ask_again)
+    refused = answers.pop(3)
+    assert b"at a time" in refused
+    assert answers == [200, b"1", 429, b"2", 200, b"1", b"2"]
