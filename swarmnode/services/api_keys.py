@@ -25,7 +25,11 @@ MAX_KEYS = 1024
 MAX_FILE_BYTES = 1 << 20
 MAX_CONCURRENT = 1024
 MAX_PER_MINUTE = 10_000
+MAX_CREATED_S = 1 << 33
+"""Year 2242: later ones some calendars cannot show."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_SHOWN = re.compile(re.escape(PREFIX) + r"[A-Za-z0-9_-]{4}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,24 @@ class ApiKey:
     """Requests for answers that begin within any minute."""
 
     def check(self) -> None:
-        """Raises ValueError unless all fields are what they should be."""
-        if not all(isinstance(value, str) for value in (self.name, self.shown, self.hash)):
-            raise ValueError("a text is expected")
-        if not isinstance(self.created_s, int) or len(bytes.fromhex(self.hash)) != 32:
-            raise ValueError("a time and a hash are expected")
-        for value, most in ((self.max_concurrent, MAX_CONCURRENT), (self.per_minute, MAX_PER_MINUTE)):
-            if value is not None and (type(value) is not int or not 1 <= value <= most):
-                raise ValueError(f"a limit of 1 to {most} is expected")
+        """Raises ValueError, which says what is expected, unless all fields are as `new_key` makes them: people change
+        the file, and what is in it is printed.
+        """
+        for what, form, value in (
+            ("name", _NAME, self.name),
+            ("beginning", _SHOWN, self.shown),
+            ("hash", _HASH, self.hash),
+        ):
+            if not isinstance(value, str) or form.fullmatch(value) is None:
+                raise ValueError(f"{value!r:.80} is no {what} of a key")
+        if type(self.created_s) is not int or not 0 <= self.created_s < MAX_CREATED_S:
+            raise ValueError(f"created_s {self.created_s!r:.80} is no time in seconds since 1970")
+        for what, limit, most in (
+            ("max_concurrent", self.max_concurrent, MAX_CONCURRENT),
+            ("per_minute", self.per_minute, MAX_PER_MINUTE),
+        ):
+            if limit is not None and (type(limit) is not int or not 1 <= limit <= most):
+                raise ValueError(f"{what} {limit!r:.80} is no limit of 1 to {most}")
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -62,10 +76,13 @@ def read_keys(path: Path) -> list[ApiKey]:
         raise StoreError(f"cannot read the API keys {path}: {error.strerror}") from error
     try:
         keys = [ApiKey(**entry) for entry in json.loads(data)["keys"]]
-        for key in keys:
-            key.check()
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{path} holds no API keys; delete it and make new ones") from None
+    try:
+        for key in keys:
+            key.check()
+    except ValueError as error:
+        raise StoreError(f"{path}: {error}; correct it, or delete the file and make new keys") from None
     return keys
 
 

@@ -71,7 +71,7 @@ class KeyLimits:
                 self._retry_after_s,
             )
         if key.per_minute is not None and len(use.began_s) >= key.per_minute:
-            wait_s = use.began_s[0] + WINDOW_S - self._now()
+            wait_s = use.began_s[-key.per_minute] + WINDOW_S - self._now()
             return Exhausted(
                 f"this key may ask {key.per_minute} times a minute, and has", max(1, math.ceil(wait_s))
             )

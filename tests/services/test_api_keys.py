@@ -47,8 +47,6 @@ def test_names(tmp_path: Path) -> None:
         "{}",
         '{"keys": [1]}',
         '{"keys": [{"name": "a"}]}',
-        '{"keys": [{"name": "a", "shown": "s", "hash": "00", "created_s": 1}]}',
-        '{"keys": [{"name": "a", "shown": "s", "hash": 5, "created_s": 1}]}',
         "[" * 100_000,
     ],
     ids=lambda text: text[:40],
@@ -60,6 +58,38 @@ def test_another_file_is_named(tmp_path: Path, text: str) -> None:
         read_keys(path)
     with pytest.raises(StoreError):
         KeyRing(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "\x1b[31mroot"}, r"'\\x1b\[31mroot' is no name"),
+        ({"name": "\ud800"}, "is no name"),
+        ({"name": 5}, "5 is no name"),
+        ({"shown": "\x1b[2J"}, "is no beginning"),
+        ({"hash": "00"}, "'00' is no hash"),
+        ({"hash": "AA" * 32}, "is no hash"),
+        ({"hash": "00 " * 32}, "is no hash"),
+        ({"hash": 5}, "5 is no hash"),
+        ({"created_s": 10**30}, "is no time"),
+        ({"created_s": -(10**15)}, "is no time"),
+        ({"created_s": True}, "is no time"),
+    ],
+    ids=str,
+)
+def test_an_entry_that_people_have_broken_is_named(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    """`swarmnode key list` prints them, in a terminal, and their time as a date."""
+    path = tmp_path / "keys.json"
+    new_key(path, "a")
+    (entry,) = json.loads(path.read_text())["keys"]
+    path.write_text(json.dumps({"keys": [entry | change]}))
+    with pytest.raises(
+        StoreError, match=rf"keys\.json: .*{said}.*; correct it, or delete the file"
+    ) as caught:
+        read_keys(path)
+    assert str(caught.value).isprintable()
 
 
 def test_a_file_that_breaks_lets_nobody_in(tmp_path: Path) -> None:

@@ -87,6 +87,18 @@ def test_what_is_kept_is_bounded_by_the_limit() -> None:
     assert len(limits._uses[KEY.hash].began_s) == 7
 
 
+def test_a_limit_that_was_made_lower_is_waited_for_until_it_has_room() -> None:
+    """By hand, in the file, while the backbone runs."""
+    clock = Clock()
+    limits, key = KeyLimits(clock, 5), replace(KEY, per_minute=3)
+    for _ in range(3):
+        with limits.request(key):
+            clock.now_s += 10
+    with limits.request(replace(key, per_minute=1)) as exhausted:
+        assert exhausted is not None
+        assert exhausted.retry_after_s == 50
+
+
 def test_limits_are_kept_beside_the_hash_and_old_files_have_none(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     key = new_key(path, "a", max_concurrent=2, per_minute=60)
@@ -111,5 +123,5 @@ def test_limits_out_of_range(tmp_path: Path, limit: dict[str, int]) -> None:
     new_key(path, "a")
     entries = json.loads(path.read_text())["keys"]
     path.write_text(json.dumps({"keys": [entries[0] | limit]}))
-    with pytest.raises(StoreError, match="holds no API keys"):
+    with pytest.raises(StoreError, match=f"{next(iter(limit))} .* is no limit of 1 to .*; correct it"):
         read_keys(path)
