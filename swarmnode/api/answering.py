@@ -76,6 +76,8 @@ class Answering:
     ) -> None:
         """At least one job; `n_each` for each prompt, one prompt's behind the other's."""
         self.jobs = jobs
+        self.n_unasked = len(jobs)
+        """Of them, those that the engine does not know of yet, and so counts as waiting nowhere."""
         self._metrics = metrics
         self._engine = engine
         self._reading = reading
@@ -114,6 +116,7 @@ class Answering:
         is_empty = True
         came_s: float | None = None
         async with aclosing(self._engine.generate(self.jobs[index])) as events:
+            self.n_unasked -= 1
             async for event in events:
                 self._accounts[index] = event.account
                 delta = reader.push(event.text)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import trio
 from starlette.applications import Starlette
@@ -139,6 +140,9 @@ class _Routes:
         self._rules = Rules(engine.tokenizer, served.template)
         self._bodies = Bodies(served.config)
         self._n_preparing = 0
+        """Answers whose prompts become tokens."""
+        self._prepared: WeakSet[Answering] = WeakSet()
+        """Of all requests that are under way; whatever ends one, it leaves nothing here."""
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -185,9 +189,10 @@ class _Routes:
                 asked = await served.threads.run(read)
                 if asked.model not in (None, served.model_name):
                     return self._no_model(str(asked.model))
-                if served.engine.n_waiting + self._n_preparing + asked.n_answers > served.config.max_waiting:
+                if self._n_waiting + asked.n_answers > served.config.max_waiting:
                     return self._busy()
                 answering = await self._prepare(asked)
+                self._prepared.add(answering)
         except SwarmError as error:
             return failure(error)
         form = ResponseForm(
@@ -206,6 +211,12 @@ class _Routes:
             head_wait_s=served.config.head_wait_s,
             stalled_s=self._stalled_s,
         )
+
+    @property
+    def _n_waiting(self) -> int:
+        """Answers without a slot. A request is among them from when it is let in, so that no two have one place."""
+        n_unasked = sum(answering.n_unasked for answering in self._prepared)
+        return self._served.engine.n_waiting + self._n_preparing + n_unasked
 
     def _stalled_s(self) -> float:
         config = self._served.config

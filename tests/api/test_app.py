@@ -16,6 +16,7 @@ import trio
 import trio.testing
 
 from swarmnode.api import prompts
+from swarmnode.api.answering import Answering, Take
 from swarmnode.api.app import MAX_BODY_BYTES, Served, build_app
 from swarmnode.api.prompts import Prompt, Prompts
 from swarmnode.config import ApiConfig
@@ -304,6 +305,29 @@ async def test_prompts_that_are_becoming_tokens_count_as_waiting(tmp_path: Path)
         await trio.testing.wait_all_tasks_blocked()
         assert (await client.post("/v1/completions", json=ASK)).status_code == 429
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_was_let_in_counts_as_waiting_before_the_engine_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Else as many as come just then have the same place."""
+
+    async def not_yet(answering: Answering, take: Take) -> None:
+        await trio.sleep_forever()
+
+    ask = {**ASK, "stream": stream}
+    async with open_client(tmp_path, ApiConfig(max_waiting=3, head_wait_s=1e6)) as (client, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(Answering, "run", not_yet)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(client.post, "/v1/completions", json={**ask, "prompt": ["a"] * 2}))
+                await trio.testing.wait_all_tasks_blocked()
+                refused = await client.post("/v1/completions", json={**ask, "n": 2})
+                nursery.cancel_scope.cancel()
+        assert refused.status_code == 429
+        assert (await client.post("/v1/completions", json={**ask, "n": 3})).status_code == 200
+        assert (await client.post("/v1/completions", json={**ask, "n": 3})).status_code == 200
 
 
 @pytest.mark.parametrize(
