@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnode.api.fields import flag, integer, mapping, object_of, text
+from swarmnode.api.fields import MAX_NAME_CHARS, flag, integer, mapping, object_of, text
 from swarmnode.api.messages import messages_of
 from swarmnode.api.response_format import FREE, ResponseFormat, response_format_of
 from swarmnode.api.tools import ToolUse, tool_use_of
@@ -197,6 +197,6 @@ def _bias(biases: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     found = []
     for name, bias in biases.items():
         if not (name.isascii() and name.isdecimal() and len(name) <= MAX_ID_CHARS):
-            raise UsageError(f"logit_bias: {name[:MAX_ID_CHARS]!r} is no token id")
+            raise UsageError(f"logit_bias: {name[:MAX_NAME_CHARS]!r} is no token id")
         found.append((int(name), bias))
     return tuple(found)

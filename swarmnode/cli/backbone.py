@@ -48,7 +48,7 @@ from swarmnode.net.address import PeerAddress, is_loopback
 from swarmnode.net.invite import suggested_budget
 from swarmnode.net.own_hosts import own_hosts
 from swarmnode.node.backbone import run_backbone
-from swarmnode.node.backbone_parts import BackboneOptions
+from swarmnode.node.backbone_parts import BackboneOptions, routed_bytes
 from swarmnode.services.own_record import WILDCARDS
 from swarmnode.services.remote_experts import EXACT, WireForm
 from swarmnode.services.reports import (
@@ -284,7 +284,7 @@ class _Face:
     def _ready(self, event: Ready) -> None:
         manifest = event.manifest
         experts = sum(layer.layout.n_expert for layer in manifest.layers.values())
-        routed = sum(layer.layout.n_expert * layer.layout.expert_bytes for layer in manifest.layers.values())
+        routed = routed_bytes(manifest)
         say(
             f"model {manifest.name}: {experts} experts, {format_bytes(routed)}, id {manifest.model_id.hex()[:16]}"
         )
