@@ -237,7 +237,9 @@ class _Routes:
 
     def _busy(self) -> Response:
         config = self._served.config
-        message = f"{config.max_waiting} answers at most may wait for a slot; try again in {config.retry_after_s} s"
+        message = (
+            f"{config.max_waiting} answers at most may wait for a slot; try again in {config.retry_after_s} s"
+        )
         headers = {"Retry-After": str(config.retry_after_s)}
         return refusal(429, message, "rate_limit_error", "rate_limit_exceeded", headers)
 
