@@ -45,7 +45,7 @@ from swarmnode.cli.verb import Verb
 from swarmnode.config import Config, Drafts, EngineConfig, Repack, Speculate
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress, is_loopback
-from swarmnode.net.invite import suggested_budget
+from swarmnode.net.invite import join_command, suggested_budget
 from swarmnode.net.own_hosts import own_hosts
 from swarmnode.node.backbone import run_backbone
 from swarmnode.node.backbone_parts import BackboneOptions, routed_bytes
@@ -292,23 +292,26 @@ class _Face:
         say(
             f"{event.n_slots} conversations of {event.n_ctx} tokens at a time, "
             f"{format_bytes(event.state_bytes // event.n_slots)} each; "
-            f"at most {format_bytes(event.checkpoint_bytes)} to go on from"
+            f"at most {format_bytes(event.checkpoint_bytes)} more to go on from earlier turns"
         )
         for address in event.addresses:
             say(f"swarm {address}")
         say(f"api {event.api_url}")
         budget = suggested_budget(routed)
         for address in dict.fromkeys(map(_dialled_at, event.addresses)):
-            say(
-                f"Workers join with: swarmnode join --budget {budget}{self._join_options} --bootstrap {address}"
-            )
+            beside = is_loopback(address.host)
+            line = join_command(budget, str(address), self._join_options, beside=beside)
+            say(f"Workers join with: {line}")
         if any(address.host in WILDCARDS for address in event.addresses):
             say(
                 "From outside this network they need another address of this machine: see `swarmnode invite`."
             )
         if all(is_loopback(address.host) for address in event.addresses):
             port = event.addresses[0].port
-            say(f"Only this machine can join; for others start with --listen 0.0.0.0:{port}.")
+            say(
+                f"Only this machine can join, each worker with a --home of its own; for others start with "
+                f"--listen 0.0.0.0:{port}."
+            )
 
 
 def _dialled_at(address: PeerAddress) -> PeerAddress:

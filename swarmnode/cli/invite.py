@@ -22,7 +22,7 @@ from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, is_loopback, is_private, split_host_port
-from swarmnode.net.invite import Invite, checked_network
+from swarmnode.net.invite import Invite, checked_network, join_command
 from swarmnode.net.own_hosts import answering, own_hosts
 from swarmnode.net.port_file import read_budget, read_host, read_port
 from swarmnode.net.secret_file import create_secret, read_secret
@@ -101,13 +101,15 @@ def _show(invite: Invite, secret: NetworkSecret | None, budget: str, *, with_qr:
     if with_qr:
         say()
         click.echo(qr_code(link))
-    if all(is_loopback(address.host) for address in invite.addresses):
-        say("On this machine, with a --home of its own:")
+    beside = all(is_loopback(address.host) for address in invite.addresses)
+    if beside:
+        say("On this machine, each worker with a --home of its own:")
     else:
         say("On the other machine (docs/operations.md: Linux, macOS, Windows, Termux):")
     hidden = secret is not None and invite.secret is None
     option = " --secret FILE" if hidden else ""
-    say(f'  swarmnode join --budget {budget}{option} --bootstrap "{link}"')
+    line = join_command(budget, f'"{link}"', option, beside=beside)
+    say(f"  {line}")
     if invite.secret is not None:
         say(
             "This link CARRIES THE NETWORK'S SECRET: whoever sees it can join, and it stays in the shell's history."

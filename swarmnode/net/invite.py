@@ -19,12 +19,21 @@ MAX_PLACES = 8
 
 
 _LARGE_BYTES = 900_000_000
+_HOME_BESIDE = "~/swarm-worker1"  # README's
 
 
 def suggested_budget(routed_bytes: int) -> str:
     """The budget that an invitation names for a worker of a model with so many bytes of routed experts: 300MB, or a
     third of a small model."""
     return "300MB" if routed_bytes > _LARGE_BYTES else f"{1 + routed_bytes // 3_000_000}MB"
+
+
+def join_command(budget: str, source: str, options: str = "", *, beside: bool = False) -> str:
+    """The line that starts a worker. `source`: what --bootstrap takes, quoted if the shell needs that; `options`: more
+    of them, with a space in front. `beside`: on the machine of the node that says it, where the default folders are
+    taken: a line that is pasted as it is must not end with an error about the key."""
+    home = f" --home {_HOME_BESIDE}" if beside else ""
+    return f"swarmnode join --budget {budget}{home}{options} --bootstrap {source}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from swarmnode.api.dashboard_routes import Dashboard, Invitation
 from swarmnode.api.event_feed import EventFeed
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress, is_loopback, is_private
-from swarmnode.net.invite import MAX_PLACES, Invite, checked_network, suggested_budget
+from swarmnode.net.invite import MAX_PLACES, Invite, checked_network, join_command, suggested_budget
 from swarmnode.net.own_hosts import answering, own_hosts
 from swarmnode.node.common import NodeOptions
 from swarmnode.services.dashboard_view import DashboardView
@@ -43,12 +43,13 @@ def invitation_of(
     except UsageError:  # no link is shown that others could not read
         return None
     secret = " --secret FILE" if options.secret is not None else ""
+    reach = _reach(addresses)
     return Invitation(
         link=link,
-        command=f'swarmnode join --budget {suggested_budget(routed_bytes)}{secret} --bootstrap "{link}"',
+        command=join_command(suggested_budget(routed_bytes), f'"{link}"', secret, beside=reach == "machine"),
         needs_secret=options.secret is not None,
         is_limited=options.allowed is not None,
-        reach=_reach(addresses),
+        reach=reach,
         port=places[0].port,
     )
 

@@ -103,7 +103,9 @@ def test_only_addresses_that_answer_are_named(
     result = run(tmp_path)
     assert [address.host for address in link_of(result).addresses] == hosts
     assert result.output.splitlines()[-1].endswith(says)
-    assert ("On this machine" in result.output) == (listened == "127.0.0.1")
+    beside = listened == "127.0.0.1"
+    assert ("On this machine" in result.output) == beside
+    assert ("join --budget 300MB --home ~/swarm-worker1 --bootstrap" in result.output) == beside
 
 
 def test_the_budget_is_that_of_the_last_backbone(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_how_far_it_reaches(hosts: list[str], reach: str) -> None:
     found = invitation_of(OPTIONS, at(*hosts), BIG)
     assert found is not None
     assert found.reach == reach
+    home = " --home ~/swarm-worker1" if reach == "machine" else ""
+    assert found.command == f'swarmnode join --budget 300MB{home} --bootstrap "{found.link}"'
 
 
 def test_what_the_operator_advertises_comes_first() -> None:

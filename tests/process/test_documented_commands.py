@@ -114,7 +114,8 @@ BACKBONES = [
 """They start, say what they serve, and end with 0 when they are told to."""
 
 THE_BACKBONE = Command(
-    "backbone --send always", "^Workers join with: swarmnode join --budget 3MB --bootstrap swarm://"
+    "backbone --send always",
+    "^Workers join with: swarmnode join --budget 3MB --home ~/swarm-worker1 --bootstrap swarm://",
 )
 THE_WORKER = Command(
     "join --budget 3MB --home ~/swarm-worker1 --bootstrap swarm://jy4sqout...@127.0.0.1:4790",

@@ -43,7 +43,7 @@ function fieldOf(name, id, value) {
 
 function hintsOf({ needs_secret, limited, reach, port }) {
   const hints = [];
-  if (reach === "machine") hints.push(`Only this machine can join: start this node with --listen 0.0.0.0:${port}.`);
+  if (reach === "machine") hints.push(`Only this machine can join, each worker with a --home of its own. For others start this node with --listen 0.0.0.0:${port}.`);
   if (reach === "network") hints.push("These addresses work inside your own network only.");
   if (needs_secret) hints.push("The link does not carry the network's secret: copy its file to the other machine.");
   if (limited) hints.push("Only nodes whose ids are in this node's --allow file are admitted.");
