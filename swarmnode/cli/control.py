@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from swarmnode.net.control_socket import ask_control
 def tell(home: Path | None, **request: Any) -> dict[str, Any]:
     """The running node's answer. ConnectionLostError if none runs there, UsageError if it refuses."""
     return ask_control(folders_of(home).control_socket, request)
+
+
+def same_node(verb: str, home: Path | None) -> str:
+    """The line that says another word to the node that was asked: without its --home it would go to another one."""
+    return f"swarmnode {verb}" if home is None else f"swarmnode {verb} --home {shlex.quote(str(home))}"
 
 
 def show_state(state: dict[str, Any]) -> None:

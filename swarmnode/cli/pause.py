@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.common import clear_errors, home_option, say
-from swarmnode.cli.control import tell
+from swarmnode.cli.control import same_node, tell
 
 
 @click.command("pause")
@@ -22,4 +22,4 @@ def command(home: Path | None) -> None:
     Example: swarmnode pause
     """
     state = tell(home, do="pause")
-    say(f"{state['node']} is paused; `swarmnode resume` goes on")
+    say(f"{state['node']} is paused; `{same_node('resume', home)}` goes on")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.common import clear_errors, home_option, say
-from swarmnode.cli.control import tell
+from swarmnode.cli.control import same_node, tell
 
 
 @click.command("resume")
@@ -23,6 +23,7 @@ def command(home: Path | None) -> None:
     """
     state = tell(home, do="resume")
     if state["paused"]:
-        say(f"{state['node']} may go on, but does not yet: {state['paused']} (see `swarmnode limits`)")
+        see = same_node("limits", home)
+        say(f"{state['node']} may go on, but does not yet: {state['paused']} (see `{see}`)")
     else:
         say(f"{state['node']} goes on")

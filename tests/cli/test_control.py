@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import trio
 from click.testing import CliRunner, Result
 
 from swarmnode.cli import main
+from swarmnode.cli.control import same_node
 from swarmnode.config import Folders
 from swarmnode.errors import UsageError
 from swarmnode.net.control_socket import serve_control
@@ -71,9 +73,17 @@ def run(home: Path, *arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("verb", "changes", "says"),
     [
-        ("pause", {"paused": "told to pause"}, "abcdefgh is paused; `swarmnode resume` goes on"),
+        (
+            "pause",
+            {"paused": "told to pause"},
+            "abcdefgh is paused; `swarmnode resume --home {home}` goes on",
+        ),
         ("resume", {}, "abcdefgh goes on"),
-        ("resume", {"paused": "on battery"}, "may go on, but does not yet: on battery"),
+        (
+            "resume",
+            {"paused": "on battery"},
+            "does not yet: on battery (see `swarmnode limits --home {home}`)",
+        ),
         ("leave", {}, "abcdefgh leaves"),
     ],
 )
@@ -81,8 +91,13 @@ def test_a_word_to_the_node(verb: str, changes: dict[str, Any], says: str, tmp_p
     with running(tmp_path, **changes) as node:
         result = run(tmp_path, verb)
     assert result.exit_code == 0, result.output
-    assert says in result.output
+    assert says.format(home=shlex.quote(str(tmp_path))) in result.output
     assert node.requests == [{"do": verb}]
+
+
+def test_the_default_folders_need_no_home() -> None:
+    assert same_node("resume", None) == "swarmnode resume"
+    assert same_node("resume", Path("a b")) == "swarmnode resume --home 'a b'"
 
 
 def test_limits_are_shown(tmp_path: Path) -> None:
