@@ -85,7 +85,8 @@ def log_event(event: object) -> None:
 
 
 def fields_of(event: object) -> dict[str, Any]:
-    """The fields of a dataclass that JSON has a form for; addresses as text, anything larger by its name."""
+    """The fields of a dataclass that JSON has a form for; addresses as text, what has a name by that, any other
+    dataclass by its own fields."""
     if not dataclasses.is_dataclass(event):
         return {}
     return {field.name: _plain(getattr(event, field.name)) for field in dataclasses.fields(event)}
@@ -99,6 +100,6 @@ def _plain(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
     name = getattr(value, "name", None)
-    return (
-        name if isinstance(name, str) else str(value) if type(value).__str__ is not object.__str__ else None
-    )
+    if isinstance(name, str):
+        return name
+    return str(value) if type(value).__str__ is not object.__str__ else fields_of(value) or None

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from swarmnode.cli.logs import JsonLines, Lines, fields_of, hide_secrets
+from swarmnode.compute.self_test import SelfTestReport, WidthResult
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress
 from swarmnode.net.invite import Invite
+from swarmnode.services import reports
 from swarmnode.services.reports import Listening, Serving
 from swarmnode.wire.secret import NetworkSecret
 
@@ -64,6 +66,17 @@ def test_events_are_plain() -> None:
         "backbone": "abc", "n_experts": 3, "held_bytes": 4, "max_rows": 5, "device": "CPU",
     }  # fmt: skip
     assert fields_of(Listening((ADDRESS,))) == {"addresses": [str(ADDRESS)]}
+
+
+def test_a_self_test_is_told_in_full() -> None:
+    """It has no name of its own, and was logged as null."""
+    result = WidthResult(64, "Q4_K+Q6_K", "float64", 0.9996, 0.05, 0.99, True)
+    entry = json.loads(json.dumps(fields_of(reports.Tested(SelfTestReport("CPU", (result,))))))
+    assert entry["report"]["device"] == "CPU"
+    assert entry["report"]["results"] == [
+        {"width": 64, "weights": "Q4_K+Q6_K", "reference": "float64", "min_cosine": 0.9996, "max_abs_diff": 0.05,
+         "threshold": 0.99, "passed": True},
+    ]  # fmt: skip
 
 
 def test_a_worker_logs_json_and_no_secret(tmp_path: Path) -> None:
