@@ -28,6 +28,7 @@ from swarmnode.weights.gguf_file import GgufFile
 from swarmnode.weights.gguf_values import GgufValue, ValueType
 from swarmnode.weights.limits import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH
 from swarmnode.weights.parts import open_parts
+from swarmnode.weights.shard_layout import VERSION_KEY
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class ModelIndex:
         self.metadata_values: Mapping[str, GgufValue] = first.metadata
         """As `metadata`, with the types the values have in the file."""
         self.metadata: Mapping[str, Any] = MappingProxyType({k: v.value for k, v in first.metadata.items()})
+        if VERSION_KEY in self.metadata:
+            raise ModelFileError(
+                f"{self._path}: a shard, with some of a model's experts (`swarmnode inspect` says which); to run or "
+                "to look through a model takes its own file"
+            )
         self.architecture = self._read_architecture()
         self._home = {name: part for part in parts for name in part.tensors}
         self.tensors: Mapping[str, TensorRef] = MappingProxyType(

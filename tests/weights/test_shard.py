@@ -164,3 +164,11 @@ def test_broken_shards_are_refused_or_fail_verification(shard_path: Path, manife
         except ModelFileError:
             sound = False
         assert not sound
+
+
+def test_a_shard_is_no_model(shard_path: Path) -> None:
+    """It has the model's metadata, so what it lacks would be told one after the other."""
+    with pytest.raises(
+        ModelFileError, match=rf"{re.escape(str(shard_path))}: a shard, with some of a model's experts"
+    ):
+        ModelIndex.open(shard_path)
