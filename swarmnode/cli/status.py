@@ -173,7 +173,9 @@ def _scarcest(state: dict[str, Any]) -> Iterator[str]:
 def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
     nodes = state["nodes"]
     roles = ", ".join(f"{count} {role}" for role, count in sorted(state["roles"].items()))
-    yield _fit(f"nodes      {state['nodes_known']} others known{f': {roles}' if roles else ''}")
+    known = state["nodes_known"]
+    others = "other" if known == 1 else "others"
+    yield _fit(f"nodes      {known} {others} known{f': {roles}' if roles else ''}")
     if nodes:
         yield "   name     role      device state      experts   budget  known address"
     for node in nodes[:max_nodes]:

@@ -157,6 +157,7 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["join", "--budget", "3MB", "--secret", "no-such-file"], 2, "cannot read the network secret"),
         (["backbone", "--network", "n" * 300], 2, "a network name has"),
         (["nonsense"], 2, "No such command"),
+        (["stauts"], 2, "No such command 'stauts'. Did you mean 'status'?"),
     ],
 )
 def test_mistakes_get_one_clear_line(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
