@@ -15,6 +15,7 @@ import trio
 from swarmnode.cli.bench_figures import Figures, Machine, Plan, lines_of
 from swarmnode.cli.bench_kernels import measure_kernels
 from swarmnode.cli.bench_plot import check_plot, draw
+from swarmnode.cli.checked import UserPath
 from swarmnode.cli.common import (
     clear_errors,
     complain,
@@ -96,7 +97,7 @@ class Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=UserPath(path_type=Path, dir_okay=False),
     metavar="FILE.png",
     help="Draw the figures, too (needs the extra `bench`).",
 )
@@ -176,12 +177,14 @@ async def _measure(plan: Plan, folder: Path) -> Figures:
     with ModelIndex.open(plan.model) as index:
         async with open_compute(options) as (gate, device):
             figures = Figures(_machine(plan, index, device))
+            # Kernels are measured on a worker's machine, too, which has no extra `backbone`; what needs it is told
+            # before they are.
+            measure_others = _needing_backbone() if set(plan.sections) - {"kernels"} else None
             if "kernels" in plan.sections:
                 complain("measuring kernels ...")
                 figures.kernels = await measure_kernels(index, device, gate, plan.config, plan.rounds)
-            if set(plan.sections) - {"kernels"}:
-                # Here, because kernels are measured on a worker's machine, too, which has no extra `backbone`.
-                await _needing_backbone()(plan, folder, index, gate, device, figures)
+            if measure_others is not None:
+                await measure_others(plan, folder, index, gate, device, figures)
     return figures
 
 

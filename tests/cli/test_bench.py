@@ -107,8 +107,9 @@ def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_kernels_need_no_extra_and_the_rest_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "swarmnode.cli.bench_model", None)
-    result = run("decode")
+    result = run("kernels", "decode")
     assert result.exit_code == 1
+    assert "measuring" not in result.output
     assert "swarmnode[backbone]" in result.output
     assert "Traceback" not in result.output
     result = run("kernels", "--rounds", "1", "--json")
