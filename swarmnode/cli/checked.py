@@ -6,6 +6,7 @@ variable or the key of the file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,15 @@ class Checked(click.ParamType[str]):
         return str(value)
 
 
-class CheckedFile(click.Path):
+class UserPath(click.Path):
+    """A Path of which a `~` at the beginning is the user's folder, as in the settings file: shells leave it in
+    `--home=~/node`, and systemd and docker leave it in variables."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(os.path.expanduser(value), param, ctx)
+
+
+class CheckedFile(UserPath):
     """A file that `read` reads without a UsageError. The verb gets its path."""
 
     def __init__(self, read: Callable[[Path], object]) -> None:

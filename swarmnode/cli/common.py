@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from swarmnode.cli import STOPPED
-from swarmnode.cli.checked import Checked, CheckedFile, check_device
+from swarmnode.cli.checked import Checked, CheckedFile, UserPath, check_device
 from swarmnode.config import Config, Folders
 from swarmnode.errors import LocalError, MissingExtraError, SwarmError, UsageError, first_error
 from swarmnode.identity import NodeId
@@ -70,7 +70,7 @@ def home_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--home DIR`: where the key and the slices live (default: the platform's folders)."""
     return click.option(
         "--home",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=UserPath(path_type=Path, file_okay=False),
         envvar="SWARMNODE_HOME",
         help="Folder for key and slices; each node on a machine needs its own.",
     )(function)

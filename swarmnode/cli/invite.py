@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from swarmnode.cli.checked import UserPath
 from swarmnode.cli.common import (
     DEFAULT_NETWORK,
     DEFAULT_SWARM_PORT,
@@ -43,7 +44,7 @@ from swarmnode.wire.secret import NetworkSecret
 @click.option("--with-secret", is_flag=True, help="Put the network's secret into the link.")
 @click.option(
     "--new-secret",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=UserPath(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Make the secret of a new private network, write it to FILE, and stop.",
 )

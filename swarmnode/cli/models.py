@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from swarmnode.cli.checked import UserPath
 from swarmnode.cli.common import clear_errors, folders_of, home_option, say
 from swarmnode.cli.inspect import print_description
 from swarmnode.cli.progress import Progress
@@ -74,7 +75,7 @@ def show(model: str | None, home: Path | None) -> None:
 
 
 @command.command("add")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=UserPath(path_type=Path))
 @click.option("--copy", "with_copy", is_flag=True, help="Copy the file; default: a link to it.")
 @home_option
 @clear_errors

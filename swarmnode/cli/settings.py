@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 import click
 
 from swarmnode.errors import UsageError
+from swarmnode.net.bootstrap import is_file_name
 from swarmnode.state_file import read_small
 
 FILE_NAME = "config.toml"
@@ -100,8 +101,9 @@ class SettingsFile:
         return self._from_here(option, value) if isinstance(value, str) else value
 
     def _from_here(self, option: click.Option, text: str) -> str:
-        """A name of a file, seen from the folder of the settings file: a service starts in any folder."""
-        if isinstance(option.type, click.Path):
+        """A name of a file, seen from the folder of the settings file: a service starts in any folder. A model's is
+        not, as it may be a known name."""
+        if isinstance(option.type, click.Path) or (option.name == "bootstrap" and is_file_name(text)):
             return str(self.path.absolute().parent / os.path.expanduser(text))
         return text
 

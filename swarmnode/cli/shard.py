@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from swarmnode.cli.checked import UserPath
 from swarmnode.cli.common import clear_errors, folders_of, home_option, say
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
@@ -22,7 +23,7 @@ from swarmnode.weights.slices import ExpertRange, parse_span
 @click.argument("model")
 @click.option("--layers", required=True, metavar="A:B", help="Layers A to B-1.")
 @click.option("--experts", required=True, metavar="A:B", help="Experts A to B-1 of each of these layers.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("-o", "--output", required=True, type=UserPath(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
 @home_option
 @clear_errors

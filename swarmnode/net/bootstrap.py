@@ -8,6 +8,7 @@ Looked for in this order, and the first that is given is used alone:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,11 @@ def check_source(text: str) -> None:
         _invite(text, "--bootstrap", {})
 
 
+def is_file_name(source: str) -> bool:
+    """True of a source that can only be a file, there or not."""
+    return not is_remote(source.strip()) and not source.strip().startswith(SCHEME)
+
+
 def read_list(path: Path) -> tuple[PeerAddress, ...]:
     """The addresses of a list file. Raises UsageError naming the file, the line and the reason."""
     return parse_list(read_text(path, "the bootstrap list"), str(path))
@@ -103,7 +109,7 @@ def _invite(item: str, name: str, lists: Mapping[str, RemoteList]) -> Invite:
                 f"{name}: {item!r} is neither an address ({SCHEME}NODEID@host:port) nor a file, "
                 "nor does it begin with https:// or dns:"
             )
-        return Invite(read_list(Path(item)))
+        return Invite(read_list(_path(item)))
     try:
         return Invite.parse(item)
     except UsageError as error:
@@ -112,9 +118,14 @@ def _invite(item: str, name: str, lists: Mapping[str, RemoteList]) -> Invite:
 
 def _is_file(name: str) -> bool:
     try:
-        return Path(name).is_file()
+        return _path(name).is_file()
     except OSError:  # too long for a file's name, say
         return False
+
+
+def _path(name: str) -> Path:
+    """With the user's folder for a `~`, which shells leave in `--bootstrap=~/peers.txt` and in lists of a variable."""
+    return Path(os.path.expanduser(name))
 
 
 def _together(invites: Sequence[Invite], lists: Sequence[RemoteList]) -> Bootstrap:

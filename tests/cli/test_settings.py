@@ -96,13 +96,37 @@ def test_home_chooses_the_file(home: Path, tmp_path: Path) -> None:
 
 def test_names_of_files_are_seen_from_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
-    path = write(home, 'secret = "home.secret"\n[join]\nbudget = 3000000\nallow = "~/ids"\n')
+    path = write(
+        home,
+        f'secret = "home.secret"\nbootstrap = ["peers.txt", " {LINK[:60]}@h:1", "~/ids.txt", "dns:example.org"]\n'
+        '[join]\nbudget = 3000000\nallow = "~/ids"\n',
+    )
+    (path.parent / "peers.txt").touch()
+    (home / "ids.txt").touch()
     create_secret(path.parent / "home.secret")
     (home / "ids").write_text(f"{LINK[8:60]}\n")
     found = shown(home, "join")
     assert found["secret"][0] == str(path.parent / "home.secret")
     assert found["allow"][0] == os.path.expanduser("~/ids")
     assert found["budget"][0] == 3_000_000
+    sources = [str(path.parent / "peers.txt"), f" {LINK[:60]}@h:1", str(home / "ids.txt"), "dns:example.org"]
+    assert found["bootstrap"][0] == sources
+
+
+@pytest.mark.parametrize("options", [["--home=~/node"], ["--home", "~/node"], []])
+def test_the_users_folder_where_no_shell_puts_it(
+    options: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a folder named `~` in the current one."""
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    create_secret(home / "home.secret")
+    variables = {"SWARMNODE_HOME": "~/node", "SWARMNODE_JOIN_SECRET": "~/home.secret"}
+    result = CliRunner().invoke(main, ["config", "show", "--json", *options, "join"], env=variables)
+    assert result.exit_code == 0, result.output
+    about = json.loads(result.output)
+    assert about["file"] == str(home / "node" / "config" / "config.toml")
+    assert about["join"]["secret"]["value"] == str(home / "home.secret")
 
 
 @pytest.mark.parametrize(

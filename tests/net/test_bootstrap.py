@@ -114,6 +114,14 @@ def test_arguments_go_before_the_variable_and_the_variable_before_the_file(tmp_p
     assert ports(find(tmp_path, str(named), FIRST, variable=THIRD)) == [2, 1]
 
 
+def test_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells expand it at the beginning of a word only."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "named.txt").write_text(SECOND)
+    assert ports(find(tmp_path, variable=f"{FIRST},~/named.txt")) == [1, 2]
+    assert ports(find(tmp_path, "~/named.txt")) == [2]
+
+
 @pytest.mark.parametrize("item", ["x" * 5000, "/tmp/\udcff"])
 def test_what_no_file_can_be_called_is_a_usage_error(item: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
