@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from swarmnode.cli import VERBS, module_of
-from swarmnode.cli.common import SECRET_VARIABLE, clear_errors, folders_of, home_option, say
+from swarmnode.cli.common import SECRET_VARIABLE, clear_errors, folders_of, home_option, say, wrong_usage
 from swarmnode.cli.logs import hide_secrets
 from swarmnode.cli.settings import FILE_NAME, read_settings
 from swarmnode.cli.verb import Origin, Verb, origins, warn_of_variables
@@ -50,14 +50,9 @@ def show(home: Path | None, as_json: bool, verb: str | None, arguments: tuple[st
     Example: swarmnode config show join --budget 300MB
     """
     folders = folders_of(home)
-    read_settings(folders.settings, VERBS)
-    found: dict[str, list[Origin]] = {}
-    for name in [verb] if verb else SHOWN:
-        try:
-            found[name] = _origins_of(name, [*arguments], home)
-        except MissingExtraError:  # a worker's installation
-            if verb:
-                raise
+    with wrong_usage():
+        read_settings(folders.settings, VERBS)
+        found = _found(verb, arguments, home)
     if as_json:
         click.echo(json.dumps({"file": str(folders.settings / FILE_NAME), **_plain(found)}, indent=1))
     else:
@@ -68,6 +63,17 @@ def show(home: Path | None, as_json: bool, verb: str | None, arguments: tuple[st
         for name, items in found.items():
             _print(name, items)
     sys.exit(2 if any(item.problem for items in found.values() for item in items) else 0)
+
+
+def _found(verb: str | None, arguments: tuple[str, ...], home: Path | None) -> dict[str, list[Origin]]:
+    found: dict[str, list[Origin]] = {}
+    for name in [verb] if verb else SHOWN:
+        try:
+            found[name] = _origins_of(name, [*arguments], home)
+        except MissingExtraError:  # a worker's installation
+            if verb:
+                raise
+    return found
 
 
 def _origins_of(name: str, arguments: list[str], home: Path | None) -> list[Origin]:

@@ -156,6 +156,9 @@ def test_mistakes_name_the_file_and_the_key(home: Path, text: str, says: str) ->
     assert result.exit_code == 2
     assert says in result.output
     assert str(path) in result.output
+    looked_at = run("config", "show", "join", home=home)
+    assert looked_at.exit_code == 2
+    assert str(path) in looked_at.output
 
 
 def test_what_is_no_text_file_is_named(home: Path) -> None:
@@ -229,7 +232,7 @@ def test_without_a_verb_those_that_run_for_long(home: Path) -> None:
 @pytest.mark.parametrize(("verb", "says"), [("nonsense", "there is no verb"), ("demo", "takes no settings")])
 def test_verbs_without_settings(home: Path, verb: str, says: str) -> None:
     result = run("config", "show", verb, home=home)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert says in result.output
 
 
