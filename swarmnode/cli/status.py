@@ -97,7 +97,9 @@ def _head(state: dict[str, Any]) -> Iterator[str]:
     for number, address in enumerate(own["addresses"] or [_no_address(own)]):
         yield _fit(f"{'           ' if number else 'addresses  '}{address}")
     yield _fit(f"reachable  {_reachability(own)}")
-    yield _fit(f"connected  {own['connected']} nodes; {own['neighbours']} gossip neighbours")
+    yield _fit(
+        f"connected  {_counted(own['connected'], 'node')}; {_counted(own['neighbours'], 'gossip neighbour')}"
+    )
     if own["key_conflict"]:
         yield _fit("WARNING    another node runs with this node's key: stop one of the two")
 
@@ -173,9 +175,7 @@ def _scarcest(state: dict[str, Any]) -> Iterator[str]:
 def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
     nodes = state["nodes"]
     roles = ", ".join(f"{count} {role}" for role, count in sorted(state["roles"].items()))
-    known = state["nodes_known"]
-    others = "other" if known == 1 else "others"
-    yield _fit(f"nodes      {known} {others} known{f': {roles}' if roles else ''}")
+    yield _fit(f"nodes      {_counted(state['nodes_known'], 'other')} known{f': {roles}' if roles else ''}")
     if nodes:
         yield "   name     role      device state      experts   budget  known address"
     for node in nodes[:max_nodes]:
@@ -193,6 +193,10 @@ def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
         yield "   * connected with this node"
     if "?" in marks:
         yield _fit("   ? by what it said last; not connected: it may be gone until its record lapses")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _mark(node: dict[str, Any]) -> str:

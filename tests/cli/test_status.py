@@ -162,6 +162,7 @@ def test_what_is_printed() -> None:
     assert "24 of 48 experts (50%), twice 25%" in text
     assert "    2 ..12..12..12..12  50%  25%" in text
     assert re.search(r"47 +252:256 +0\.38 +7\.25", text)
+    assert "connected  1 node; 1 gossip neighbour" in text
     assert "nodes      2 others known: 2 worker" in text
     assert "nodes      1 other known: 1 worker" in printed(state(16, n_nodes=1))
     assert re.search(r"\* n0000000 worker +gpu +serving +64 340\.0 MB +0 s +203\.0\.113\.100", text)
