@@ -55,11 +55,18 @@ def no_api(base: str, reason: str = "") -> ConnectionLostError:
 
 
 def error_message(response: httpx.Response) -> str:
-    """What an answer that is no success says."""
+    """What an answer that is no success says; where it is about the key, also where commands take that from."""
     try:
-        return str(response.json()["error"]["message"])
+        message = str(response.json()["error"]["message"])
+        return f"{message} ({_key_hint()})" if response.status_code == 401 else message
     except (ValueError, KeyError, TypeError):
         return f"what listens there answered {response.status_code}, but not as a backbone does; give --api HOST:PORT"
+
+
+def _key_hint() -> str:
+    if os.environ.get(KEY_VARIABLE, "").strip():
+        return f"the one in {KEY_VARIABLE} was sent"
+    return f"this command would send the one in {KEY_VARIABLE}, which is not set"
 
 
 def get_object(api: str, path: str) -> dict[str, Any]:

@@ -56,6 +56,21 @@ def test_something_else_answers(answer: bytes, says: str) -> None:
     assert len(result.output.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [("", "SWARMNODE_API_KEY, which is not set"), ("k", "the one in SWARMNODE_API_KEY was sent")],
+)
+def test_where_a_key_is_looked_for_is_said(key: str, says: str) -> None:
+    body = b'{"error": {"message": "a key is needed"}}'
+    head = b"HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with answering(head % len(body) + body) as api:
+        arguments = ["generate", "The door", "--api", api]
+        result = CliRunner().invoke(main, arguments, env={"SWARMNODE_API_KEY": key})
+    assert result.exit_code == 1
+    assert "swarmnode: a key is needed (" in result.output
+    assert says in result.output
+
+
 def test_closed_standard_streams_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `>&-` in a shell, which leaves None."""
     piece = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
