@@ -19,9 +19,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from swarmnode.cli.checked import Checked
 from swarmnode.cli.common import clear_errors, complain, say
 from swarmnode.cli.generate import piece_text, stream_completion, swarm_line
 from swarmnode.cli.processes import NodeProcess, ProcessFailedError, start_node
+from swarmnode.cli.sizes import check_size
 from swarmnode.errors import UsageError
 from swarmnode.node.common import stop_on_signal
 
@@ -48,7 +50,14 @@ class Answer:
 @click.command("demo")
 @click.option("--tokens", type=click.IntRange(16, 2000), default=120, show_default=True)
 @click.option("--workers", type=click.IntRange(2, 8), default=3, show_default=True)
-@click.option("--budget", default="3MB", show_default=True, help="Budget of each worker.")
+@click.option(
+    "--budget",
+    type=Checked("SIZE", check_size),
+    metavar="SIZE",
+    default="3MB",
+    show_default=True,
+    help="Budget of each worker.",
+)
 @click.option("--exact", is_flag=True, help="Let f32 expert rows travel: bit-exact, more bytes.")
 @click.option(
     "--kill-at", type=click.IntRange(1), help="Token at which a worker is killed; default: half way."

@@ -105,7 +105,9 @@ def _run(checks: list[Callable[[], Iterable[Finding]]]) -> bool:
                 say(f"{level:<5} {text}")
         except SwarmError as error:
             failed = True
-            say(f"fail  {error}")
+            say(
+                f"fail  {' '.join(str(error).split())}"
+            )  # one line each, also of what lists models below each other
     return failed
 
 

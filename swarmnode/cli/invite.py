@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.checked import UserPath
+from swarmnode.cli.checked import Checked, UserPath
 from swarmnode.cli.common import (
     DEFAULT_NETWORK,
     DEFAULT_SWARM_PORT,
@@ -19,6 +19,7 @@ from swarmnode.cli.common import (
     say,
     secret_option,
 )
+from swarmnode.cli.sizes import check_size
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
@@ -50,7 +51,10 @@ from swarmnode.wire.secret import NetworkSecret
 )
 @click.option("--qr/--no-qr", default=True, show_default=True, help="Draw the link as a QR code.")
 @click.option(
-    "--budget", help="Budget in the printed command; default: what the last backbone here named, or 300MB."
+    "--budget",
+    type=Checked("SIZE", check_size),
+    metavar="SIZE",
+    help="Budget in the printed command; default: what the last backbone here named, or 300MB.",
 )
 @home_option
 @clear_errors

@@ -7,6 +7,8 @@ import re
 
 import click
 
+from swarmnode.errors import UsageError
+
 UNITS = {
     "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -25,6 +27,14 @@ def parse_bytes(text: str) -> int:
     if not 0 < n_bytes < 2**50:
         raise ValueError(f"{text!r} is out of range")
     return n_bytes
+
+
+def check_size(text: str) -> None:
+    """UsageError for what `parse_bytes` does not read: for options that are passed on as they were written."""
+    try:
+        parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def format_bytes(n_bytes: float) -> str:

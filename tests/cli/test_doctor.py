@@ -56,6 +56,11 @@ def test_a_broken_model_fails(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
     assert any(line.startswith("fail  model: ") and str(path) in line for line in result.output.splitlines())
+    result = CliRunner().invoke(main, [*arguments[:-1], "nothere"])
+    assert result.exit_code == 1
+    assert "fail  nothere is no file and no known model; known (in " in result.output
+    assert ": baker-street (" in result.output
+    assert "\\n" not in result.output
 
 
 def test_unwritable_folders_fail_and_name_the_option(tmp_path: Path) -> None:

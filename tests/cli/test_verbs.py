@@ -157,6 +157,8 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["join", "--budget", "3MB", "--secret", "no-such-file"], 2, "cannot read the network secret"),
         (["backbone", "--network", "n" * 300], 2, "a network name has"),
         (["nonsense"], 2, "No such command"),
+        (["invite", "--budget", "lots"], 2, "'lots' is not a size"),
+        (["demo", "--budget", "lots"], 2, "'lots' is not a size"),
         (["stauts"], 2, "No such command 'stauts'. Did you mean 'status'?"),
     ],
 )
