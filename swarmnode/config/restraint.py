@@ -24,6 +24,9 @@ class RestraintConfig:
     stalled_percent: float = 10.0
     """Share of the last ten seconds in which some process waited for memory (Linux: /proc/pressure/memory, `some
     avg10`): below 1 on a machine that has enough, 10 means that people notice."""
+    helpful_share: float = 0.02
+    """Of the memory that is available, what a worker must hold for such waits to be its business. Programs also wait
+    at limits of their own, or for files, where plenty is free: nobody would be helped by a few experts less."""
     step_share: float = 0.25
     """Of what is held, so much at least is given up at a time."""
     settle_s: float = 20.0

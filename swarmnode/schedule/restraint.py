@@ -92,7 +92,7 @@ class Restraint:
     def decide(self, wishes: Wishes, now: Conditions, held_bytes: int, now_s: float) -> Stance:
         """`held_bytes`: what experts take at the moment. `now_s` must not go back."""
         reserve_bytes = self.reserve_bytes(wishes, now)
-        if reason := self._pressure(now, reserve_bytes):
+        if reason := self._pressure(now, reserve_bytes, held_bytes):
             self._pressed_s = now_s
             if now_s - self._stepped_s >= self._config.settle_s:
                 self._step_down(now, reserve_bytes, min(held_bytes, wishes.budget_bytes), now_s)
@@ -113,10 +113,11 @@ class Restraint:
         wanted = max(config.min_reserve_bytes, config.reserve_share * now.total_bytes)
         return int(min(wanted, config.max_reserve_share * now.total_bytes))
 
-    def _pressure(self, now: Conditions, reserve_bytes: int) -> str:
+    def _pressure(self, now: Conditions, reserve_bytes: int, held_bytes: int) -> str:
         if now.available_bytes is not None and now.available_bytes < reserve_bytes:
             return f"only {now.available_bytes / 1e6:.0f} MB of memory are available"
-        if now.stalled_percent is not None and now.stalled_percent >= self._config.stalled_percent:
+        is_stalled = now.stalled_percent is not None and now.stalled_percent >= self._config.stalled_percent
+        if is_stalled and held_bytes >= self._config.helpful_share * (now.available_bytes or 0):
             return f"other programs wait for memory ({now.stalled_percent:.0f} % of the time)"
         return ""
 

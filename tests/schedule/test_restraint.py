@@ -88,6 +88,12 @@ def test_stalls_count_as_well() -> None:
     assert "40 % of the time" in stance.memory
 
 
+def test_stalls_are_nothing_to_a_worker_whose_experts_would_help_nobody() -> None:
+    stalled = Conditions(600, 22 * GB, 24 * GB, stalled_percent=40.0)
+    assert Restraint(CONFIG).decide(WISHES, stalled, 3 * MB, 0.0).memory == ""
+    assert "wait for memory" in Restraint(CONFIG).decide(Wishes(GB), stalled, 500 * MB, 0.0).memory
+
+
 def test_it_comes_back_slowly_and_wholly() -> None:
     restraint = Restraint(CONFIG)
     restraint.decide(WISHES, short(RESERVE - 300 * MB), 400 * MB, 0.0)
