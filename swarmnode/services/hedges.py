@@ -10,7 +10,7 @@ from swarmnode.schedule.dispatch import LOCAL, Share
 from swarmnode.schedule.sending import SendPolicy
 from swarmnode.services.errands import Errand, Piece
 from swarmnode.services.forward import RemoteLayer
-from swarmnode.services.members import Standing, Worker
+from swarmnode.services.members import Members, Worker
 
 
 class Hedges:
@@ -20,10 +20,12 @@ class Hedges:
         self,
         layer: RemoteLayer,
         workers: tuple[Worker, ...],
+        members: Members,
         policy: SendPolicy,
         config: DispatchConfig,
     ) -> None:
         self._config = config
+        self._members = members
         self._layer = layer
         self._workers = workers
         self._policy = policy
@@ -92,16 +94,19 @@ class Hedges:
         return self._workers[index]
 
     def _holders(self, share: Share, asked: Collection[Worker]) -> list[Worker]:
-        """Who else could compute all of it now."""
-        layer, views = self._layer.call.layer, self._layer.routing.workers
+        """Who else could compute all of it now.
+
+        Not when it was planned: who has given something up since, or asked for a pause, would refuse, and rightly.
+        """
+        layer = self._layer.call.layer
         if layer not in self._layer.routing.seconds:
             return []
         wanted = set(share.pair_expert.tolist())
         return [
             worker
-            for worker, view in zip(self._workers, views, strict=True)
-            if wanted <= view.holdings.get(layer, frozenset())
+            for worker in self._workers
+            if wanted <= worker.proven.get(layer, frozenset())
             and worker not in asked
-            and worker.standing is Standing.SERVING
             and len(share.flat) <= worker.max_rows
+            and self._members.may_have_rows(worker)
         ]

@@ -352,7 +352,8 @@ class Members:
         if self.on_change is not None:
             self.on_change(worker, False)
 
-    def _may_have_rows(self, worker: Worker) -> bool:
+    def may_have_rows(self, worker: Worker) -> bool:
+        """Whether it may be sent any now: of what it has `proven`."""
         now_s = self._now()
         return (
             worker.standing is Standing.SERVING
@@ -364,7 +365,7 @@ class Members:
     def _take_out(self) -> None:
         left: dict[int, Holdings] = {}
         for worker in self._lost:
-            if self._may_have_rows(worker):
+            if self.may_have_rows(worker):
                 left[self._routed[worker]] = worker.proven
             else:
                 left[self._routed.pop(worker)] = {}
@@ -374,7 +375,7 @@ class Members:
 
     def _rebuild(self) -> None:
         now_s = self._now()
-        self._order = tuple(worker for worker in self._workers.values() if self._may_have_rows(worker))
+        self._order = tuple(worker for worker in self._workers.values() if self.may_have_rows(worker))
         self._routed = {worker: index for index, worker in enumerate(self._order)}
         self._views = {worker: self._view(worker) for worker in self._order}
         self._routing = build_routing(SwarmView(tuple(self._views.values())), self._n_expert)

@@ -138,7 +138,8 @@ class RemoteExperts:
         sent = Sent(pending, account, Verdicts(self._members), trio.current_time())
         rows = _RowBytes(call, layer.traffic_class)
         n_pieces = self._config.pieces_each(len(plan.remote))
-        answers = self._answers(sent, rows, Hedges(layer, workers, self.policy, self._config))
+        hedges = Hedges(layer, workers, self._members, self.policy, self._config)
+        answers = self._answers(sent, rows, hedges)
         try:
             for index, share in plan.remote:
                 self._send(sent, rows, workers[index], share, n_pieces)

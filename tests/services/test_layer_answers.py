@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -304,3 +305,38 @@ async def test_what_has_come_meanwhile_is_not_late() -> None:
     assert [answer.worker for answer in pending.answers] == stand.workers, "summed in the order of asking"
     assert stand.n_asked == [1, 1]
     assert stand.account.hedged == 0
+
+
+async def _late_with_three_holders(act: Callable[[Stand], None]) -> Stand:
+    """The first is late, the second would be sooner than the third; `act` happens while the first is waited for."""
+    stand = Stand(Timed(1, 0.4), Timed(2, 0.001), Timed(3, 0.002)).usually(0.001, 0.001, 0.002)
+
+    async def meanwhile() -> None:
+        await trio.sleep(0.005)
+        act(stand)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(meanwhile)
+        await stand.run()
+    return stand
+
+
+def _gives_up_an_expert(stand: Stand) -> None:
+    stand.members.announce(cast(Peer, stand.peers[1]), (ExpertRange(0, 1, 2),), 512, "CPU")
+
+
+def _says_goodbye(stand: Stand) -> None:
+    stand.members.leaving(cast(Peer, stand.peers[1]))
+
+
+def _wants_a_pause(stand: Stand) -> None:
+    stand.members.refused(stand.workers[1], RequestRefusedError("busy", "not now", 200))
+
+
+@pytest.mark.parametrize("act", [_gives_up_an_expert, _says_goodbye, _wants_a_pause])
+async def test_who_has_said_that_it_will_not_is_not_asked_for_what_is_late(
+    act: Callable[[Stand], None],
+) -> None:
+    """It would refuse, rightly, and that would be held against it."""
+    stand = await _late_with_three_holders(act)
+    assert stand.n_asked == [1, 0, 1]
