@@ -21,7 +21,7 @@ I32: TypeAlias = npt.NDArray[np.int32]
 
 
 class Planner(Protocol):
-    """Decides for one pass. Compute thread."""
+    """Decides for one pass. Compute thread, but for `ended`."""
 
     is_exploring: bool
     """Whether the last plan was made to learn from, and not because it is the best."""
@@ -32,6 +32,10 @@ class Planner(Protocol):
 
     def plan(self, routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
         """Who computes the pairs of a layer; None: all of them here."""
+        ...
+
+    def ended(self) -> None:
+        """The pass is over, or was given up. Trio's thread, while the pass does not compute."""
         ...
 
 
@@ -81,6 +85,9 @@ class SendAlways:
         if layer not in routing.owners:
             return None
         return plan_pairs(self._replicas.owners(routing, layer, ids), ids)
+
+    def ended(self) -> None:
+        """See Planner: nothing is explored."""
 
     def computed(self, layer: int, experts: I32, seconds: float) -> None:
         """See SendPolicy: nothing depends on it."""

@@ -71,8 +71,6 @@ class SendAuto:
         """What exploring may cost now."""
         self._layers_left = 0.0
         """Layers until the next exploration."""
-        self._explored: tuple[float, float] | None = None
-        """When a layer was sent the other way, and what it would have taken; until it is known what it took."""
         self._clear: dict[int, float] = {}
         """By layer, until when it is clear that a row is sooner here."""
         self._clear_for: tuple[Routing, int] | None = None
@@ -81,7 +79,6 @@ class SendAuto:
     def begin(self, n_sequences: int) -> Planner:
         """See SendPolicy."""
         now_s = self.cost.now()
-        self.settle(now_s)
         self._layers_left -= self._n_layer
         explores = int(self._n_layer * self._rng.random()) if self._layers_left <= 0 else None
         return _AutoPlanner(self, now_s, explores, n_sequences)
@@ -115,23 +112,16 @@ class SendAuto:
         """Whether a layer may be done in a way that is expected to take so much longer, or nobody knows how much."""
         return self._credit_s >= 0 if is_unknown else excess_s <= self._credit_s
 
-    def explored(self, best_s: float) -> None:
-        """It is now, instead of in `best_s`."""
-        self.settle(self.cost.now())
-        self._explored = (self.cost.now(), best_s)
-        self.wait()
+    def spend(self, seconds: float) -> None:
+        """An exploration took so much longer than the best way. From either thread."""
+        with self._lock:
+            # A process that was stopped meanwhile has not explored all the time.
+            least_s = -self._config.max_deadline_s
+            self._credit_s = max(least_s, self._credit_s - max(0.0, seconds))
 
     def wait(self) -> None:
         """No exploring for a while."""
         self._layers_left = self._config.explore_layers * (0.5 + self._rng.random())
-
-    def settle(self, now_s: float) -> None:
-        """The next decision: what was explored before it is over, and is paid for with the time it really took."""
-        if self._explored is not None:
-            at_s, best_s = self._explored
-            with self._lock:
-                self._credit_s -= max(0.0, now_s - at_s - best_s)
-            self._explored = None
 
     def expect(
         self, costs: list[WorkerCost], layer: int, way: Way, now_s: float, n_sequences: int = 1
@@ -198,9 +188,12 @@ class _AutoPlanner:
         self._n_sequences = n_sequences
         self._cuts_all = False
         """No layer is fused any more: graphs of single layers are kept, odd pieces of passes would be built anew."""
+        self._explored: tuple[float, float] | None = None
+        """When a layer was done the other way, and what it would have taken; until it is known what it took."""
 
     def fuses(self, routing: Routing, layer: int) -> bool:
         """See Planner."""
+        self._settle()
         if layer not in routing.owners:
             return True
         if self._cuts_all:
@@ -232,10 +225,10 @@ class _AutoPlanner:
 
     def plan(self, routing: Routing, layer: int, ids: I32) -> DispatchPlan | None:
         """See Planner."""
+        self._settle()
+        self.is_exploring = False
         if layer not in routing.owners:
             return None
-        self._policy.settle(self._policy.cost.now())
-        self.is_exploring = False
         if self._explores is None and self._is_sooner_here(routing, layer, ids.size):
             return None
         owners = self._policy.replicas.owners(routing, layer, ids)
@@ -249,6 +242,19 @@ class _AutoPlanner:
         if chosen is here:
             return None
         return plan_pairs(owners if chosen is owned else mixed, ids)
+
+    def ended(self) -> None:
+        """See Planner."""
+        self._settle()
+
+    def _settle(self) -> None:
+        """What was explored is over: it is paid for with the time it really took, of which others had their part."""
+        if self._explored is None:
+            return
+        at_s, best_s = self._explored
+        self._explored = None
+        policy = self._policy
+        policy.spend((policy.cost.now() - at_s) / max(1, policy.n_passes) - best_s)
 
     def _is_sooner_here(self, routing: Routing, layer: int, n_pairs: int) -> bool:
         """Whether that is clear without looking at who owns what: all is in memory, and no worker answers as fast."""
@@ -283,5 +289,6 @@ class _AutoPlanner:
             policy.wait()  # else the next pass would be cut for nothing, too
             return best
         self.is_exploring = True
-        policy.explored(best_s)
+        self._explored = (policy.cost.now(), best_s)
+        policy.wait()
         return other

@@ -193,6 +193,11 @@ class ForwardPass(Generic[T]):
             logits: list[F32] = end.value
             return Finished([_taken(take, out) for take, out in zip(self._takes, logits, strict=True)])
 
+    def end(self) -> None:
+        """It is over, or given up. Trio's thread, while `advance` does not run."""
+        if self._planner is not None:
+            self._planner.ended()
+
     def _local(self, call: ExpertCall, explores: bool) -> F32:
         started_s = self._now()
         routed = self._bank.moe(call.layer, call.rows, call.ids, call.weights)

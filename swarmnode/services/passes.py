@@ -111,6 +111,7 @@ class Passes:
                 raise
             raise _suspecting(error, account.helpers) from error
         finally:
+            forward.end()
             policy.passed((trio.current_time() - began_s) / self._n_under_way)
             self._n_under_way -= 1
             policy.n_passes = self._n_under_way

@@ -182,6 +182,7 @@ class Sim:
             own_s, waited_s = yield from self._remote(layer, ids, plan)
             compute_s += own_s
             wait_s += 0 if is_exploring else waited_s
+        planner.ended()
         self.policy.passed((self.now_s - began_s) / self._n_steps)
         self._n_steps -= 1
         self.policy.n_passes = self._n_steps

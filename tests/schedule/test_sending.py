@@ -16,7 +16,7 @@ from swarmnode.identity import NodeKey
 from swarmnode.schedule.cost import CostModel
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, build_routing, plan_pairs, split_share
 from swarmnode.schedule.residents import Residents
-from swarmnode.schedule.sending import send_always
+from swarmnode.schedule.sending import Planner, send_always
 from swarmnode.schedule.sending_auto import SendAuto
 from swarmnode.schedule.view import SwarmView, WorkerView
 from swarmnode.schedule.ways import count_here, count_pairs, count_way, within
@@ -243,6 +243,7 @@ def run(bench: Bench, took: Callable[[DispatchPlan | None], float], n_passes: in
                 for index, share in plan.remote:
                     cost = bench.policy.cost.worker(EVEN_ODD.workers[index].node_id)
                     cost.add(len(share.flat), spent_s, bench.now_s)
+        planner.ended()
         bench.policy.passed(bench.now_s - began_s)
     return n_sent, bench.now_s - started_s
 
@@ -254,6 +255,66 @@ def test_exploring_costs_little_however_far_workers_are(rtt_s: float) -> None:
     n_sent, spent_s = run(bench, lambda plan: 4e-4 if plan is None else rtt_s, 20_000)
     assert n_sent > 0, "or nobody would notice that it is near now"
     assert spent_s < 1.04 * 20_000 * N_LAYER * 4e-4
+
+
+class LastLayer:
+    """Dice that have the last layer of the next pass explored."""
+
+    def random(self) -> float:
+        return 0.99
+
+
+def explore_last(rtt_s: float) -> tuple[Bench, Planner]:
+    """With half a second to explore for: a pass whose last layer was just sent out, to learn from it."""
+    bench = Bench(DispatchConfig(send="auto")).warm(*range(N_EXPERT))
+    run(bench, lambda plan: 4e-4 if plan is None else rtt_s, 2000)
+    bench.policy._rng, bench.policy._credit_s, bench.policy._layers_left = LastLayer(), 0.5, 0.0
+    planner = bench.policy.begin(1)
+    assert [planner.plan(EVEN_ODD, layer, ROW) is None for layer in range(N_LAYER)] == [True] * 3 + [False]
+    return bench, planner
+
+
+def test_what_follows_a_pass_is_not_the_time_of_what_it_explored() -> None:
+    """The next decision may come hours later: behind the end of an answer, or when a pass was given up."""
+    bench, planner = explore_last(0.002)
+    bench.now_s += 0.002
+    planner.ended()
+    bench.now_s += 3600
+    planner.ended()
+    bench.policy.begin(1).plan(EVEN_ODD, 0, ROW)
+    assert bench.policy._credit_s == pytest.approx(0.5 - 0.002 + 4e-4, abs=1e-4)
+
+
+def test_what_was_explored_is_paid_for_though_another_pass_decides_meanwhile() -> None:
+    bench, planner = explore_last(0.04)
+    bench.policy.n_passes = 2
+    bench.policy.begin(1).plan(EVEN_ODD, 0, ROW)
+    bench.now_s += 0.04
+    planner.ended()
+    assert bench.policy._credit_s == pytest.approx(0.5 - 0.04 / 2 + 4e-4, abs=1e-4), "the other had its part"
+
+
+def test_layers_that_nobody_holds_are_not_the_time_of_what_was_explored_before_them() -> None:
+    bench, planner = explore_last(0.002)
+    bench.now_s += 0.002
+    assert planner.fuses(EVEN_ODD, N_LAYER)
+    bench.now_s += 0.1
+    planner.ended()
+    assert bench.policy._credit_s == pytest.approx(0.5 - 0.002 + 4e-4, abs=1e-4)
+
+
+def test_a_layer_that_nobody_holds_is_not_explored() -> None:
+    _, planner = explore_last(0.002)
+    assert planner.is_exploring
+    assert planner.plan(EVEN_ODD, N_LAYER, ROW) is None
+    assert not planner.is_exploring
+
+
+def test_a_process_that_was_stopped_meanwhile_explores_again() -> None:
+    bench, planner = explore_last(0.002)
+    bench.now_s += 24 * 3600
+    planner.ended()
+    assert bench.policy._credit_s == -bench.config.max_deadline_s
 
 
 @pytest.mark.parametrize("rtt_s", [0.0002, 0.001])

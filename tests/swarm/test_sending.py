@@ -18,6 +18,7 @@ import trio
 from swarmnode.config import Config, DispatchConfig
 from swarmnode.net.peer import Body, Handler, Peer
 from swarmnode.node.sending import prepare_policy, prepare_residents
+from swarmnode.schedule.sending import Planner
 from swarmnode.schedule.sending_auto import SendAuto
 from swarmnode.services.account import Account
 from swarmnode.services.runners import Inline
@@ -321,3 +322,35 @@ async def test_the_tokens_are_the_same_whatever_is_chosen(
         choose_auto(play.swarm, tiny_model, Disk(read_s), budget)
         await play.answer(40)
         await play.answer(40)
+
+
+async def test_every_pass_is_over_for_its_planner_given_up_or_not(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time of what it explored would last until the next decision."""
+    async with open_play(tiny_model, tmp_path, 0.001) as play:
+        policy = play.swarm.backbone.engine.passes.remote.policy
+        n_begun, n_ended, begin = 0, 0, policy.begin
+
+        def counted(n_sequences: int) -> Planner:
+            nonlocal n_begun
+            n_begun += 1
+            return begin(n_sequences)
+
+        def ended() -> None:
+            nonlocal n_ended
+            n_ended += 1
+
+        monkeypatch.setattr(policy, "begin", counted)
+        monkeypatch.setattr(policy, "ended", ended)
+        await play.answer(4)
+        assert n_begun == n_ended > 1
+        play.paces[0].seconds = 0.3
+        with trio.move_on_after(0.1) as scope:
+            await play.answer(4)
+        assert scope.cancelled_caught
+        await trio.sleep(1)
+        assert n_begun == n_ended
+        assert policy.n_passes == 0
+        cost = policy.cost.worker(play.workers[0].key.node_id)
+        assert (cost.in_flight, cost.n_requests) == (0, 0)
