@@ -4,8 +4,9 @@ A decode step or a probe waits for the batch that is running and for other urgen
 could not be computed within the time that its asker waits anyway is refused at once, so that it can go elsewhere.
 
 Whether a job is urgent is what its asker says, and everybody could say that. So owners take turns by what they have
-had (start-time fair queueing: each job begins, in pairs, where the one before of its owner ended), and a wait of
-prompts for urgent ones is bounded in pairs, too: whoever calls everything urgent has no more than its part.
+had (start-time fair queueing: each job begins, in pairs, where the one before of its owner ended, or where the queue
+is now, which goes on by what is computed, divided by the owners there are), and a wait of prompts for urgent ones is
+bounded in pairs, too: whoever calls everything urgent has no more than its part.
 
 A small job whose turn has come takes along the small jobs of its group (its layer) that wait by then: they are
 coalesced. Nobody waits for company. Decisions and their reasons: docs/decisions/0026-coalescing.md.
@@ -30,6 +31,8 @@ from swarmnode.services.runners import Runner
 _FORGET = 0.9
 """What each batch leaves of the time and pairs of those before it: the last ten or so decide what a pair takes."""
 _LONGEST_RETRY_MS = 60_000
+_KEPT_ENDS = 64
+"""Owners that are remembered without looking whether that is still of use."""
 
 
 class Job(Protocol):
@@ -92,7 +95,7 @@ class Computed(Generic[T]):
 class _Waiting(Generic[J, T]):
     """A job from when it is asked for until its outcome is there."""
 
-    def __init__(self, job: J, patience: int, begins: int) -> None:
+    def __init__(self, job: J, patience: int, begins: float) -> None:
         self.job = job
         self.begins = begins
         """Its place in the order: pairs, of all that its owner had in this busy period."""
@@ -181,10 +184,13 @@ class JobQueue(Generic[J, T]):
         self._is_running = False
         self._urgent_in_a_row = 0
         """Small jobs, or as many pairs, that were computed while a patient one waited."""
-        self._begun = 0
-        """Where the job whose turn was last begins."""
-        self._ends: dict[Hashable, int] = {}
-        """Where the next job of each owner begins; forgotten when nothing waits."""
+        self._begun = 0.0
+        """Where the queue is: not before the beginning of the job whose turn was last. By that alone it would stand
+        still while ever new owners come, and those who have had a turn would wait for all of them."""
+        self._ends: dict[Hashable, float] = {}
+        """Where the next job of each owner begins, if that is not now; forgotten when nothing waits."""
+        self._n_ahead = 0
+        """How many of them there were when the others were forgotten last."""
         self._recent_s = 0.0
         self._recent_pairs = 0.0
 
@@ -209,6 +215,7 @@ class JobQueue(Generic[J, T]):
         begins = max(self._begun, self._ends.get(owner, 0))
         mine: _Waiting[J, T] = _Waiting(job, self._config.max_overtaking_pairs, begins)
         self._ends[owner] = begins + job.n_pairs
+        self._forget()
         lane.count(owner, job.n_pairs)
         try:
             await self._wait_turn(lane, mine)
@@ -242,6 +249,12 @@ class JobQueue(Generic[J, T]):
             raise RequestRefusedError(
                 "busy", f"{ahead} pairs are waiting, {mine} of them yours", min(retry_ms, _LONGEST_RETRY_MS)
             )
+
+    def _forget(self) -> None:
+        """Owners that the queue has caught up with: it may be busy for days, and identities are free."""
+        if len(self._ends) > 2 * self._n_ahead + _KEPT_ENDS:
+            self._ends = {owner: end for owner, end in self._ends.items() if end > self._begun}
+            self._n_ahead = len(self._ends)
 
     def _lane(self, is_urgent: bool) -> _Lane[J, T]:
         return self._urgent if is_urgent else self._patient
@@ -299,6 +312,8 @@ class JobQueue(Generic[J, T]):
             lane.remove(company)
         if self._patient.waiting and lane is self._urgent:
             self._urgent_in_a_row += sum(self._weight(one) for one in company)
+        n_owners = len(self._urgent.pairs.keys() | self._patient.pairs.keys())
+        self._begun += n_pairs / max(1, n_owners)
         self._recent_s = _FORGET * self._recent_s + batch.spent_s
         self._recent_pairs = _FORGET * self._recent_pairs + n_pairs
 
@@ -313,7 +328,7 @@ class JobQueue(Generic[J, T]):
             patient.pop(0).turn.set()
         else:
             self._is_running = False
-            self._begun, self._ends = 0, {}
+            self._begun, self._ends, self._n_ahead = 0.0, {}, 0
 
     def _weight(self, one: _Waiting[J, T]) -> int:
         """How many small jobs it counts as."""

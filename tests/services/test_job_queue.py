@@ -88,6 +88,34 @@ async def test_what_was_not_computed_has_not_been_had() -> None:
     assert bench.done == ["A", "C", "D"]
 
 
+async def test_who_has_had_its_turn_is_forgotten_though_the_queue_is_never_empty() -> None:
+    """Identities are free, and a worker may be busy for days."""
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        for number in range(2000):
+            await bench.start(nursery, (f"{number}", 8))
+            if number:
+                await bench.runner.step(1)
+        assert len(bench.queue._ends) < 200
+        assert len(bench.done) == 1999
+        await bench.runner.step(1)
+
+
+async def test_ever_new_owners_do_not_starve_one_that_has_had_a_turn() -> None:
+    """Each new one would begin where the last job began, which was a new one's, too."""
+    bench = Bench(replace(CONFIG, max_queued_pairs=10_000))
+    async with trio.open_nursery() as nursery:
+        for name in ("A", "B"):
+            nursery.start_soon(bench.job, name, 300, "me", None, True)
+            await trio.testing.wait_all_tasks_blocked()
+        for number in range(100):
+            await bench.start(nursery, (f"{number}", 8))
+            await bench.runner.step(1)
+        assert "B" in bench.done
+        assert bench.done.index("B") > 30, "two of them: the other has had 300 pairs, too"
+        await bench.runner.step(2)
+
+
 async def test_a_large_job_is_not_starved() -> None:
     bench = Bench()
     async with trio.open_nursery() as nursery:
