@@ -10,6 +10,7 @@ import binascii
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -44,6 +45,12 @@ SMALL_ORDER_POINTS = frozenset(
         "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
     )
 )
+
+
+@lru_cache(maxsize=8192)
+def _short(raw: bytes) -> str:
+    """Workers are named in accounts several times a layer."""
+    return base64.b32encode(raw[:5]).decode("ascii").lower()
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -84,7 +91,7 @@ class NodeId:
     @property
     def short(self) -> str:
         """The first 8 characters, for logs and accounts."""
-        return base64.b32encode(self.raw[:5]).decode("ascii").lower()
+        return _short(self.raw)
 
     def verify(self, domain: str, data: bytes, signature: bytes) -> bool:
         """True when this node signed exactly `data` for exactly `domain`."""

@@ -40,12 +40,18 @@ OnPeer: TypeAlias = Callable[["Peer"], Awaitable[None]]
 class _Waiter:
     """Someone who waits for a reply."""
 
-    __slots__ = ("came_at_s", "event", "reply")
+    __slots__ = ("came_at_s", "event", "reply", "woken")
 
     def __init__(self) -> None:
         self.event = trio.Event()
+        self.woken: trio.Event | None = None
         self.came_at_s = math.inf
         self.reply: ReplyReceived | None = None
+
+    def settle(self) -> None:
+        self.event.set()
+        if self.woken is not None:
+            self.woken.set()
 
 
 class Asked:
@@ -71,6 +77,14 @@ class Asked:
     async def wait_settled(self) -> None:
         """Wait for that. Cancelling this leaves the request as it is."""
         await self._waiter.event.wait()
+
+    def wake(self, event: trio.Event) -> None:
+        """Have this event set, too, when it is settled, and not one named before: who waits for the first of many needs
+        no task for each.
+        """
+        self._waiter.woken = event
+        if self.is_settled:
+            event.set()
 
     async def reply(self) -> tuple[Message, memoryview]:
         """The reply with its body (read-only); no checkpoint if it is here. Cancelling tells the peer; errors as
@@ -219,7 +233,7 @@ class Peer:
         finally:
             self._closed.set()
             for waiter in self._waiting.values():
-                waiter.event.set()
+                waiter.settle()
 
     async def _beside(self, on_peer: OnPeer) -> None:
         try:
@@ -233,7 +247,7 @@ class Peer:
             case ReplyReceived():
                 waiter = self._waiting.pop(event.request_id)
                 waiter.reply, waiter.came_at_s = event, trio.current_time()
-                waiter.event.set()
+                waiter.settle()
             case RequestReceived():
                 self._on_request(event, nursery)
             case RequestCancelled():

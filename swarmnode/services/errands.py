@@ -115,12 +115,8 @@ async def first_settled(requests: Sequence[Request], until: Callable[[], float])
         if len(requests) == 1:
             await requests[0].asked.wait_settled()
         else:
-            async with trio.open_nursery() as nursery:
-                for request in requests:
-                    nursery.start_soon(_settled, request.asked, nursery.cancel_scope)
+            woken = trio.Event()
+            for request in requests:
+                request.asked.wake(woken)
+            await woken.wait()
     return next((request for request in requests if request.asked.is_settled), None)
-
-
-async def _settled(asked: Asked, scope: trio.CancelScope) -> None:
-    await asked.wait_settled()
-    scope.cancel()

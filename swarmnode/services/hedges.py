@@ -38,6 +38,9 @@ class Hedges:
         """
         if not self._config.hedges:
             return math.inf
+        has_seconds = self._layer.call.layer in self._layer.routing.seconds
+        if not has_seconds and math.isinf(self.here_s(errand.pieces[:1])):  # then it has until its deadline
+            return math.inf
         now_s = self._policy.cost.now()
         after_s = errand.cost.late_after_s(errand.n_pairs, now_s, errand.patience.work_s)
         if after_s is None:
@@ -48,14 +51,15 @@ class Hedges:
             after_s = min(after_s, max(self._config.hedge_min_s, self._config.hedge_times * second_s))
         return errand.begun_s + after_s
 
-    def local_at_s(self, errand: Errand, piece: Piece) -> float:
+    def local_at_s(self, errand: Errand, piece: Piece, here_s: float) -> float:
         """When a late piece is computed here if nobody else is asked: when the wait has taken as long as that will.
+
+        `here_s`: of the whole errand.
 
         Whenever the answer comes, the two together take at most twice the better of both. With several passes under
         way all of them would wait for the compute thread. Infinity: when its deadline is over, as the policy wants to
         see workers answer, and there was nobody else to be asked.
         """
-        here_s = self.here_s(errand.pieces)
         if math.isinf(here_s) and len(piece.asked) > 1:
             cost = self._policy.cost
             here_s = cost.local.expect(errand.n_pairs, 0, cost.now())

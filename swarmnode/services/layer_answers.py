@@ -88,6 +88,8 @@ class LayerAnswers:
         self._read = read
         self._open: deque[Piece] = deque()
         self._asked_twice: list[Piece] = []
+        self._is_timed = False
+        """It is known when each share will be late: not worked out before there is something to wait for."""
 
     async def wait(self) -> None:
         """Until every piece is answered or left for the local replica: by its deadline at the latest.
@@ -97,8 +99,6 @@ class LayerAnswers:
         """
         pieces = [piece for errand in self._sent.shares for piece in errand.pieces]
         self._open.extend(pieces)
-        for errand in self._sent.shares:
-            errand.act_at_s = self._hedges.at_s(errand) if errand.pieces else math.inf
         while self._open:
             if not self._open[0].waiting:
                 self._open.popleft()
@@ -110,9 +110,10 @@ class LayerAnswers:
                 await self._take(settled)
             else:
                 self._act()
-        # Summed in the order of asking, not of arrival.
-        places = {id(piece.share): place for place, piece in enumerate(pieces)}
-        self._sent.pending.answers.sort(key=lambda answer: places[id(answer.share)])
+        answers = self._sent.pending.answers
+        if len(answers) > 1:  # summed in the order of asking, not of arrival
+            places = {id(piece.share): place for place, piece in enumerate(pieces)}
+            answers.sort(key=lambda answer: places[id(answer.share)])
 
     def _under_way(self) -> Iterator[Request]:
         for piece in self._open:
@@ -127,6 +128,10 @@ class LayerAnswers:
         return [request for piece in pieces for request in piece.waiting]
 
     def _next_s(self) -> float:
+        if not self._is_timed:
+            self._is_timed = True
+            for errand in self._sent.shares:
+                errand.act_at_s = self._hedges.at_s(errand) if errand.is_open else math.inf
         return min(
             min(errand.act_at_s, errand.patience.ends_s) for errand in self._sent.shares if errand.is_open
         )
@@ -147,10 +152,13 @@ class LayerAnswers:
         pieces = [piece for piece in errand.open_pieces if piece.waiting[-1].errand is errand]
         n_pairs, here_s = sum(len(piece.share.flat) for piece in pieces), self._hedges.here_s(pieces)
         made: dict[Worker, Errand] = {}
+        all_here_s: float | None = None
         for piece in pieces:
             if self._ask_elsewhere(errand, piece, n_pairs, here_s, made):
                 continue
-            local_at_s = self._hedges.local_at_s(errand, piece)
+            if all_here_s is None:
+                all_here_s = self._hedges.here_s(errand.pieces)
+            local_at_s = self._hedges.local_at_s(errand, piece, all_here_s)
             if now_s >= local_at_s:
                 self._note_hedge(piece)
                 self._give_up(piece)

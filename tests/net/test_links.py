@@ -318,6 +318,30 @@ async def test_the_room_for_requests_is_known_before_one_is_made() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_the_first_of_many_replies_wakes_and_so_does_the_end_of_the_connection() -> None:
+    slow = Slow()
+    async with trio.open_nursery() as nursery:
+        peer = await connected(nursery, {Experts: slow, ModelsGet: no_models}, MemoryNetwork(latency_s=0.01))
+        late, soon = peer.begin(*experts()), peer.begin(ModelsGet())
+        assert late is not None
+        assert soon is not None
+        unused, woken, again = trio.Event(), trio.Event(), trio.Event()
+        late.wake(unused)
+        for asked in (late, soon):
+            asked.wake(woken)
+        await woken.wait()
+        assert (late.is_settled, soon.is_settled) == (False, True)
+        soon.wake(again)
+        assert again.is_set(), "it is settled already"
+        again = trio.Event()
+        late.wake(again)
+        peer.close()
+        await again.wait()
+        assert late.is_settled
+        assert not unused.is_set()
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_full_queue_is_no_room() -> None:
     async with trio.open_nursery() as nursery:
         network = MemoryNetwork(latency_s=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -21,7 +22,9 @@ from swarmnode.net.peer import Peer
 from swarmnode.schedule.cost import WorkerCost
 from swarmnode.schedule.sending import send_always
 from swarmnode.services.account import Account, AccountedRows, StepAccount
+from swarmnode.services.errands import Errand
 from swarmnode.services.forward import RemoteLayer
+from swarmnode.services.hedges import Hedges
 from swarmnode.services.members import Members, Standing
 from swarmnode.services.pending_layer import PendingLayer
 from swarmnode.services.remote_experts import EXACT, RemoteExperts
@@ -43,6 +46,7 @@ class Asked:
     n_pairs: int
     is_refused: bool
     is_abandoned: bool = False
+    woken: trio.Event | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -54,6 +58,16 @@ class Asked:
 
     async def wait_settled(self) -> None:
         await trio.sleep_until(self.at_s)
+
+    def wake(self, event: trio.Event) -> None:
+        if self.woken is None:
+            trio.lowlevel.spawn_system_task(self._wake)
+        self.woken = event
+
+    async def _wake(self) -> None:
+        await trio.sleep_until(self.at_s)
+        assert self.woken is not None
+        self.woken.set()
 
     async def reply(self) -> Any:
         assert self.is_settled
@@ -75,6 +89,8 @@ class Timed:
         self.settings = SimpleNamespace(encodings=("f32",), max_requests=256)
         self.rtt_s: float | None = None
         self.took_s = took_s
+        self.apart_s = 0.0
+        """From one reply to the next."""
         self.refuses = refuses
         self.asked: list[Asked] = []
         self.n_read = 0
@@ -83,7 +99,7 @@ class Timed:
         return 256
 
     def begin(self, message: Any, body: object, traffic_class: object) -> Asked:
-        at_s = trio.current_time() + self.took_s
+        at_s = trio.current_time() + self.took_s + self.apart_s * len(self.asked)
         asked = Asked(self, at_s, message.n_pairs, self.refuses)
         self.asked.append(asked)
         return asked
@@ -340,3 +356,68 @@ async def test_who_has_said_that_it_will_not_is_not_asked_for_what_is_late(
     """It would refuse, rightly, and that would be held against it."""
     stand = await _late_with_three_holders(act)
     assert stand.n_asked == [1, 0, 1]
+
+
+async def test_what_is_here_already_is_not_asked_when_it_would_be_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer of which the own share took longer, or one answer: nothing but the answers is looked at."""
+    stand = Stand(Timed(1, 0.0), Timed(2, 0.0)).usually(0.001, 0.001)
+    n_asked = 0
+
+    def at_s(self: Hedges, errand: Errand) -> float:
+        nonlocal n_asked
+        n_asked += 1
+        return math.inf
+
+    monkeypatch.setattr(Hedges, "at_s", at_s)
+    await stand.run()
+    assert n_asked == 0
+    stand.peers[0].took_s = 0.005
+    await stand.run()
+    assert n_asked == 1
+
+
+async def test_where_nobody_else_can_be_asked_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand(Timed(1, 0.1)).usually(0.001)
+    monkeypatch.setattr(WorkerCost, "late_after_s", None)
+    await stand.run()
+
+
+async def test_a_late_share_in_many_pieces_is_weighed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `auto` each piece would have had all of them looked at: 4,096 looks for a layer, 40 ms."""
+    stand = Stand(Timed(1, 9.0), n_rows=32, max_rows=1).usually(0.02)
+    n_looks = 0
+
+    def here_s(layer: int, experts: Any) -> float:
+        nonlocal n_looks
+        n_looks += 1
+        return 0.001
+
+    monkeypatch.setattr(stand.remote.policy, "here_s", here_s)
+    pending = await stand.run()
+    assert len(pending.failed) == 64
+    assert n_looks < 300
+
+
+class Spawned(trio.abc.Instrument):
+    """Counts tasks."""
+
+    n = 0
+
+    def task_spawned(self, task: object) -> None:
+        self.n += 1
+
+
+async def test_waiting_for_many_pieces_twice_takes_no_tasks() -> None:
+    """One for each request and answer would be 64 x 128 of them for a layer, and a peer decides how many pieces."""
+    stand = Stand(Timed(1, 9.0), Timed(2, 0.001), n_rows=32, max_rows=1).usually(0.02, 0.02)
+    stand.peers[1].apart_s = 0.0001
+    spawned = Spawned()
+    trio.lowlevel.add_instrument(spawned)
+    try:
+        await stand.run()
+    finally:
+        trio.lowlevel.remove_instrument(spawned)
+    assert stand.n_asked == [64, 64]
+    assert spawned.n < 300, "of which 128 are the replies of this test"
