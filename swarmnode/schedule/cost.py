@@ -278,9 +278,9 @@ class WorkerCost:
         usual_s = self.rtt_s if near is None else near[0].mean
         return None if usual_s is None else max(self._config.hedge_min_s, 3 * usual_s + work_s)
 
-    def score_s(self, now_s: float) -> float:
-        """For choosing between replicas: a small share's time, once for each that is under way and once more."""
-        return self.expect(1, now_s) * (self.in_flight + 1)
+    def score_s(self, n_pairs: int, now_s: float) -> float:
+        """For choosing between replicas: such a share's time, once for each that is under way and once more."""
+        return self.expect(n_pairs, now_s) * (self.in_flight + 1)
 
 
 class CostModel:

@@ -41,10 +41,15 @@ class Replicas:
         return np.where(self._margin * scores[seconds] < scores[owners], seconds, owners)
 
     def _scores(self, routing: Routing, owners: I32, seconds: I32) -> npt.NDArray[np.float64]:
-        """Of the workers in question; the last entry is LOCAL's, which never wins."""
+        """Of the workers in question, for shares of the size at hand; the last entry is LOCAL's, which never wins.
+
+        One size for all: by the share that each of them would have, whoever has little to do would win.
+        """
         scores = np.full(len(routing.workers) + 1, np.inf)
         costs, now_s = self.costs(routing), self._cost.now()
-        for index in {*owners.tolist(), *seconds.tolist()}:
+        present = set(owners.tolist())
+        n_pairs = len(owners) // len(present)
+        for index in present.union(seconds.tolist()):
             if index != LOCAL:
-                scores[index] = costs[index].score_s(now_s)
+                scores[index] = costs[index].score_s(n_pairs, now_s)
         return scores

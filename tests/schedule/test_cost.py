@@ -149,9 +149,9 @@ def test_what_is_late_fades_as_what_is_expected_does() -> None:
 
 def test_requests_under_way_make_a_worker_look_slower() -> None:
     cost = worker([0.01] * 5)
-    idle_s = cost.score_s(5)
+    idle_s = cost.score_s(1, 5)
     cost.in_flight = 2
-    assert cost.score_s(5) == pytest.approx(3 * idle_s)
+    assert cost.score_s(1, 5) == pytest.approx(3 * idle_s)
 
 
 def test_a_share_that_was_given_up_counts_as_that_long_at_least() -> None:

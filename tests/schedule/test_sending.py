@@ -372,6 +372,15 @@ def test_of_two_holders_the_slow_one_is_avoided(n_rows: int) -> None:
     assert owners_chosen(policy, ids) == {1}, "the fast one has too much to do"
 
 
+def test_holders_are_compared_by_shares_of_the_size_at_hand() -> None:
+    policy = send_always(DispatchConfig(), lambda: 0.0)
+    for node, large_s in zip(NODES, (0.03, 0.003), strict=False):
+        policy.cost.worker(node).add(1, 0.003, 0.0)
+        policy.cost.worker(node).add(16, large_s, 0.0)
+    assert owners_chosen(policy) == {0, 1}
+    assert owners_chosen(policy, np.repeat(ROW, 8, 0)) == {1}
+
+
 def test_nearly_equal_holders_keep_what_they_own() -> None:
     policy = send_always(DispatchConfig(), lambda: 0.0)
     for node, took_s in zip(NODES, (0.010, 0.011), strict=False):

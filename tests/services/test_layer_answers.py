@@ -145,8 +145,8 @@ class Stand:
                 self.cost(number).add(self.call.ids.size, took_s, trio.current_time())
         return self
 
-    async def run(self, *, owner: int | None = 0) -> PendingLayer:
-        """A layer, settled. `owner`: whose all of it is; None: as the routing has it."""
+    async def run(self, *, owner: int | None = 0, by_policy: bool = False) -> PendingLayer:
+        """A layer, settled. `owner`: whose all of it is; None: as the routing has it, or the policy."""
         routing, workers = self.members.routing()
         if owner is not None:
             second = 1 - owner if len(workers) > 1 else -1
@@ -155,7 +155,8 @@ class Stand:
                 owners={0: np.full(N_EXPERT, owner, np.int32)},
                 seconds={0: np.full(N_EXPERT, second, np.int32)} if second >= 0 else {},
             )
-        plan = plan_layer(routing, 0, self.call.ids)
+        policy = self.remote.policy.begin(1)
+        plan = (policy.plan if by_policy else plan_layer)(routing, 0, self.call.ids)
         assert plan is not None
         step = StepAccount([AccountedRows(self.account, len(self.call.rows), len(self.call.rows))])
         pending = await self.remote.layer(RemoteLayer(self.call, plan, routing), workers, step)
@@ -421,3 +422,16 @@ async def test_waiting_for_many_pieces_twice_takes_no_tasks() -> None:
         trio.lowlevel.remove_instrument(spawned)
     assert stand.n_asked == [64, 64]
     assert spawned.n < 300, "of which 128 are the replies of this test"
+
+
+async def test_whose_large_shares_are_slow_is_not_asked_for_them_again_and_again() -> None:
+    """Both answer probes alike. Asked by those it would be late each time, and leave for it though it answers."""
+    stand = Stand(Timed(1, 0.03), Timed(2, 0.003), n_rows=8)
+    for number in range(2):
+        stand.cost(number).probed(0.003, trio.current_time())
+    started_s = trio.current_time()
+    for _ in range(100):
+        await stand.run(owner=None, by_policy=True)
+    assert stand.workers[0].standing is Standing.SERVING
+    assert stand.n_asked[0] < 10
+    assert (trio.current_time() - started_s) / 100 < 0.006
