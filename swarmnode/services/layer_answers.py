@@ -164,7 +164,6 @@ class LayerAnswers:
                 self._give_up(piece)
             else:
                 errand.act_at_s = min(errand.act_at_s, local_at_s)
-        self._sent.hedges += made.values()
 
     def _ask_elsewhere(
         self, late: Errand, piece: Piece, n_pairs: int, here_s: float, made: dict[Worker, Errand]
@@ -172,7 +171,9 @@ class LayerAnswers:
         while (worker := self._hedges.worker(piece, n_pairs, here_s)) is not None:
             errand = made.get(worker) or self._errand(worker, late.patience)
             if self._ask(errand, piece):
-                made[worker] = errand
+                if worker not in made:  # at once: it is to be ended whatever comes
+                    made[worker] = errand
+                    self._sent.hedges.append(errand)
                 self._note_hedge(piece)
                 self._asked_twice.append(piece)
                 return True

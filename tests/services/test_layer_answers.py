@@ -435,3 +435,22 @@ async def test_whose_large_shares_are_slow_is_not_asked_for_them_again_and_again
     assert stand.workers[0].standing is Standing.SERVING
     assert stand.n_asked[0] < 10
     assert (trio.current_time() - started_s) / 100 < 0.006
+
+
+async def test_a_fault_of_ours_in_the_middle_of_asking_leaves_nothing_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand = Stand(Timed(1, 9.0), Timed(2, 0.001), n_rows=2, max_rows=2).usually(0.02, 0.02)
+    begin, second = stand.peers[1].begin, stand.peers[1]
+
+    def faulty(message: Any, body: object, traffic_class: object) -> Asked:
+        if second.asked:
+            raise ValueError("ours")
+        return begin(message, body, traffic_class)
+
+    monkeypatch.setattr(second, "begin", faulty)
+    with pytest.raises(ValueError, match="ours"):
+        await stand.run()
+    assert stand.n_asked == [2, 1]
+    assert all(asked.is_abandoned for peer in stand.peers for asked in peer.asked)
+    assert [(stand.cost(n).in_flight, stand.cost(n).n_requests) for n in range(2)] == [(0, 0)] * 2
