@@ -87,6 +87,8 @@ class DispatchConfig:
     """Nodes whose times are kept, 3 KB each."""
     explore_layers: int = 64
     """About one layer in so many is done the other way, to learn what that takes now ..."""
+    explore_passes: int = 16
+    """... and no more than one pass in so many: it is cut at every layer. With 48 layers that would be most passes."""
     explore_share: float = 0.02
     """... and less often where that is slow: all of it may cost this share of the time."""
     replica_margin: float = 1.25

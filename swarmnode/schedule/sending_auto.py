@@ -79,7 +79,7 @@ class SendAuto:
     def begin(self, n_sequences: int) -> Planner:
         """See SendPolicy."""
         now_s = self.cost.now()
-        self._layers_left -= self._n_layer
+        self._layers_left -= min(self._n_layer, self._config.explore_layers / self._config.explore_passes)
         explores = int(self._n_layer * self._rng.random()) if self._layers_left <= 0 else None
         return _AutoPlanner(self, now_s, explores, n_sequences)
 

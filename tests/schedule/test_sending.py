@@ -28,10 +28,10 @@ NO_EXPLORING = DispatchConfig(send="auto", explore_layers=10**9)
 ROW = np.array([[0, 1, 2, 3]], np.int32)
 
 
-def routing_of(*holders: set[int]) -> Routing:
+def routing_of(*holders: set[int], n_layer: int = N_LAYER) -> Routing:
     """Each holds these experts of every layer."""
     views = [
-        WorkerView(NODES[number], {layer: frozenset(held) for layer in range(N_LAYER)}, 512)
+        WorkerView(NODES[number], {layer: frozenset(held) for layer in range(n_layer)}, 512)
         for number, held in enumerate(holders)
     ]
     return build_routing(SwarmView(tuple(views)), N_EXPERT)
@@ -48,14 +48,15 @@ class Bench:
     budget: int | None = None
     now_s: float = 0.0
     max_steps: int = 1
+    n_layer: int = N_LAYER
     residents: Residents = field(init=False)
     policy: SendAuto = field(init=False)
 
     def __post_init__(self) -> None:
         cost = CostModel(self.config, SIZE, lambda: self.now_s)
-        self.residents = Residents(dict.fromkeys(range(N_LAYER), SIZE), N_EXPERT, self.budget)
+        self.residents = Residents(dict.fromkeys(range(self.n_layer), SIZE), N_EXPERT, self.budget)
         self.policy = SendAuto(
-            cost, self.residents, self.config, N_LAYER, K, random.Random(1), self.max_steps
+            cost, self.residents, self.config, self.n_layer, K, random.Random(1), self.max_steps
         )
         self.policy._layers_left = 1e9 if self.config is NO_EXPLORING else 0
 
@@ -73,7 +74,7 @@ class Bench:
         return self
 
     def warm(self, *experts: int) -> Bench:
-        for layer in range(N_LAYER):
+        for layer in range(self.n_layer):
             self.residents.computed(layer, np.array(experts, np.int32))
         return self
 
@@ -262,6 +263,27 @@ class LastLayer:
 
     def random(self) -> float:
         return 0.99
+
+
+@pytest.mark.parametrize("n_layer", [4, 48])
+def test_few_passes_are_cut_for_exploring(n_layer: int) -> None:
+    """However many layers they have: a cut costs at every layer, not only at the one that is explored."""
+    bench = Bench(DispatchConfig(send="auto"), n_layer=n_layer).warm(*range(N_EXPERT))
+    bench.learn(workers_s=(0.002, 0.002))
+    routing = routing_of(set(range(0, N_EXPERT, 2)), set(range(1, N_EXPERT, 2)), n_layer=n_layer)
+    n_passes, n_cut = 2000, 0
+    for _ in range(n_passes):
+        planner = bench.policy.begin(1)
+        is_cut = False
+        for layer in range(n_layer):
+            if not planner.fuses(routing, layer):
+                is_cut = True
+                planner.plan(routing, layer, ROW)
+            bench.now_s += 5e-4
+        planner.ended()
+        bench.policy.passed(n_layer * 5e-4)
+        n_cut += is_cut
+    assert 20 <= n_cut <= n_passes / 12
 
 
 def explore_last(rtt_s: float) -> tuple[Bench, Planner]:
