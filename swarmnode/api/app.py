@@ -127,7 +127,13 @@ def _middleware(served: Served) -> list[Middleware]:
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         allow_private_network=True,
-        expose_headers=["x-swarm-share-remote", "x-swarm-workers", "x-swarm-hedges", "x-swarm-fallbacks"],
+        expose_headers=[
+            "x-swarm-share-remote",
+            "x-swarm-workers",
+            "x-swarm-hedges",
+            "x-swarm-fallbacks",
+            "retry-after",
+        ],
     )
     return [meter, cors, guard]
 

@@ -98,6 +98,11 @@ async def test_pages_may_read_answers(tmp_path: Path) -> None:
     assert "authorization" in preflight.headers["access-control-allow-headers"]
     for response in (preflight, answer, wrong):
         assert response.headers["access-control-allow-origin"] == PAGE
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {
+        "retry-after",
+        *(f"x-swarm-{name}" for name in ("share-remote", "workers", "hedges", "fallbacks")),
+    } == {*exposed}
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
     assert wrong.status_code == 401
