@@ -7,6 +7,7 @@ clock: tests in one process run blocking work inline (`swarmnode.services.runner
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -25,6 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("swarmnode", deadline=None)
     hypothesis.settings.load_profile("swarmnode")
     config.addinivalue_line("markers", "real_time: runs on the real clock")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell starts what runs in its background so, and processes of tests that are told to stop would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
