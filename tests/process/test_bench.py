@@ -15,7 +15,7 @@ from tests.process.test_commands import TIMEOUT_S, open_processes
 pytestmark = pytest.mark.real_time
 
 SMALL = [
-    *("--rounds", "1", "--tokens", "4", "--prompt", "4", "--sequences", "1,2", "--worker-threads", "1"),
+    *("--rounds", "1", "--tokens", "12", "--prompt", "4", "--sequences", "1,2", "--worker-threads", "1"),
     *(
         "--workers",
         "1",
@@ -61,10 +61,13 @@ async def test_a_swarm_at_two_distances(tmp_path: Path, temporary: Path) -> None
         assert bool(row["layers_remote"]) == bool(row["pairs_remote"])
     alone, near, far = measured["swarm"][:2], measured["swarm"][2:4], measured["swarm"][4:]
     assert not any(row["layers_remote"] for row in alone)
-    assert all(row["layers_remote"] for row in near + far)
-    assert far[0]["rtt_measured_ms"] >= 20
-    fastest = 1 / (0.02 * far[0]["rounds_per_token"])
-    assert far[0]["tokens_per_s"] <= 1.01 * fastest, "no round is shorter than the RTT"
+    # Which nine experts it holds is drawn: those may be ones that the gate hardly chooses.
+    assert any(row["layers_remote"] for row in near)
+    assert any(row["layers_remote"] for row in far)
+    for row in far:
+        assert row["rtt_measured_ms"] >= 20
+        waits_s = 0.02 * row["rounds_per_token"]
+        assert waits_s * row["tokens_per_s"] <= 1.01 * row["sequences"], "no round is shorter than the RTT"
     assert not home.exists()
     assert not os.listdir(temporary)
 
