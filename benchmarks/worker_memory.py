@@ -62,7 +62,10 @@ async def running_backbone(model: Path, folder: Path) -> AsyncIterator[tuple[str
     async with trio.open_nursery() as nursery:
         places = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
         node = await start_node(
-            "backbone", ["backbone", "--model", str(model), *places], folder / "backbone", nursery
+            "backbone",
+            ["backbone", "--send", "always", "--model", str(model), *places],
+            folder / "backbone",
+            nursery,
         )
         try:
             api = await node.wait_line("api ", TIMEOUT_S)

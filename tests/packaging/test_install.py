@@ -185,7 +185,9 @@ async def test_a_swarm_of_both_installations(folder: Path, backbone: Path, worke
         nodes: list[NodeProcess] = []
         try:
             here = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--home", str(folder / "home-b")]
-            server = await start(backbone / "swarmnode", ["backbone", *here], folder, nursery, nodes)
+            server = await start(
+                backbone / "swarmnode", ["backbone", "--send", "always", *here], folder, nursery, nodes
+            )
             address = await server.wait_line("swarm ", TIMEOUT_S)
             api = await server.wait_line("api ", TIMEOUT_S)
             join = ["join", "--budget", "9MB", "--home", str(folder / "home-w"), "--bootstrap", address]
