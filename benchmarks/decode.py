@@ -16,22 +16,20 @@ ggml; less disturbed by a busy machine, but its clocks slow down what is measure
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import trio
 
 from benchmarks.bench_swarm import BenchSwarm, open_bench_swarm
 from benchmarks.machine import busy_s, cpu_s, memory_of
+from benchmarks.peers import Peer, llama_peers
 from benchmarks.real_sizes import REAL_LAYERS
 from benchmarks.stopwatch import Stopwatch, Times
 from swarmnode.services.account import Account
@@ -41,10 +39,8 @@ from swarmnode.weights.manifest import Manifest
 
 FORMS = (WireForm(), EXACT)
 N_WORKERS = 2
-PEER_PYTHON = Path(__file__).parent.parent / ".venv-bench" / "bin" / "python"
 QUIET_CORES = 0.05
 """Threads of a graph meet after every operation: a neighbour that takes a part of one core stops them all."""
-"""Of the model whose sizes are benchmarked."""
 LOCAL_TARGET_US, REMOTE_TARGET_US = 60.0, 500.0
 
 
@@ -57,61 +53,6 @@ class Sample:
     tokens: tuple[int, ...] = ()
     times: Times | None = None
     account: Account | None = None
-
-
-class Peer:
-    """llama.cpp in a process of its own: a script beside this one, under a Python that has it."""
-
-    def __init__(self, python: Path, script: str, model: Path, n_threads: int, *flags: str) -> None:
-        self._process = subprocess.Popen(
-            [str(python), str(Path(__file__).with_name(script)), str(model), str(n_threads), *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.pid = self._process.pid
-        self.version: str = self._read()["version"]
-        self.peak_bytes = 0
-
-    def ask(self, prompt: list[int], n_tokens: int) -> Sample:
-        """One completion; blocks."""
-        answer = self._reply({"prompt": prompt, "n_predict": n_tokens})
-        self.peak_bytes = answer["peak_bytes"]
-        return Sample(answer["first_s"], answer["decode_per_s"])
-
-    def together_s(self, prompts: list[list[int]], n_tokens: int) -> float:
-        """Seconds in which it answers all of these at once, each with so many tokens; blocks."""
-        seconds: float = self._reply({"prompts": prompts, "n_predict": n_tokens})["wall_s"]
-        return seconds
-
-    def first_s(self, prompt: list[int]) -> float:
-        """Seconds that a prompt takes; blocks."""
-        seconds: float = self._reply({"prompt": prompt, "n_predict": 2})["first_s"]
-        return seconds
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-    def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("peer "):
-                answer: dict[str, Any] = json.loads(line.removeprefix("peer "))
-                return answer
-        raise SystemExit(f"the peer ended with {self._process.wait()}")
-
-
-def llama_peer(model: Path, n_threads: int, *flags: str) -> Peer:
-    """llama_peer.py as `make bench-setup` installs it."""
-    return Peer(PEER_PYTHON, "llama_peer.py", model, n_threads, *flags)
 
 
 async def ask(engine: Engine, watch: Stopwatch, prompt: list[int], n_tokens: int) -> Sample:
@@ -154,7 +95,7 @@ async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
         for form in (None, *FORMS):
             turns[name_of(form)] = partial(_our_turn, swarm, form, watch, prompt, options.tokens)
         for name, peer in peers.items():
-            turns[name] = partial(trio.to_thread.run_sync, peer.ask, prompt, options.tokens)
+            turns[name] = partial(_peers_turn, peer, prompt, options.tokens)
         samples: dict[str, list[Sample]] = {name: [] for name in turns}
         pids = [os.getpid(), *(node.pid for node in swarm.workers), *(peer.pid for peer in peers.values())]
         for turn in turns.values():
@@ -173,6 +114,10 @@ async def _our_turn(
     swarm: BenchSwarm, form: WireForm | None, watch: Stopwatch, prompt: list[int], n_tokens: int
 ) -> Sample:
     return await ask(swarm.engine(form), watch, prompt, n_tokens)
+
+
+async def _peers_turn(peer: Peer, prompt: list[int], n_tokens: int) -> Sample:
+    return Sample(*await trio.to_thread.run_sync(peer.ask, prompt, n_tokens))
 
 
 def print_head(options: argparse.Namespace, manifest: Manifest, others: float) -> None:
@@ -285,19 +230,9 @@ def main() -> None:
     parser.add_argument("--repack", action="store_true", help="llama.cpp also with repacked weights (+ 5 GB)")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    peers: dict[str, Peer] = {}
-    if PEER_PYTHON.exists():
-        peers["llama.cpp"] = llama_peer(options.model, options.threads)
-        if options.repack:
-            peers["llama.cpp, repacked"] = llama_peer(options.model, options.threads, "--repack")
-        print(f"peer: llama.cpp of xllamacpp {peers['llama.cpp'].version}")
-    else:
-        print("peer: none (make bench-setup)")
-    try:
+    flags = {"llama.cpp": (), "llama.cpp, repacked": ("--repack",)} if options.repack else {"llama.cpp": ()}
+    with llama_peers(options.model, options.threads, flags) as peers:
         trio.run(compete, options, peers)
-    finally:
-        for peer in peers.values():
-            peer.close()
 
 
 if __name__ == "__main__":

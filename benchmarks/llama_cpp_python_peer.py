@@ -1,4 +1,4 @@
-"""llama.cpp of llama-cpp-python as the peer of prefill.py: on a libggml that swarmnode can use as well.
+"""llama.cpp of llama-cpp-python as the peer of prefill.py (peers.py): on a libggml that swarmnode can use as well.
 
     PYTHON benchmarks/llama_cpp_python_peer.py MODEL.gguf N_THREADS
 

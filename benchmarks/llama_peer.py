@@ -1,4 +1,4 @@
-"""llama.cpp as the peer of decode.py: runs under `.venv-bench` (`make bench-setup`), never imported.
+"""llama.cpp as a peer of benchmarks (peers.py): runs under `.venv-bench` (`make bench-setup`), never imported.
 
     .venv-bench/bin/python benchmarks/llama_peer.py MODEL.gguf N_THREADS [--parallel N] [--repack]
 

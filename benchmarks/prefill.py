@@ -19,6 +19,7 @@ import argparse
 import os
 import statistics
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import get_args
 
@@ -26,8 +27,9 @@ import numpy as np
 import trio
 
 from benchmarks.bench_swarm import open_bench_swarm
-from benchmarks.decode import PEER_PYTHON, QUIET_CORES, Peer, ask, llama_peer
+from benchmarks.decode import QUIET_CORES, ask
 from benchmarks.machine import busy_s, cpu_s
+from benchmarks.peers import Peer, llama_cpp_python_peer, llama_peers
 from benchmarks.stopwatch import Stopwatch
 from swarmnode.compute.devices import build_report
 from swarmnode.config import Repack
@@ -67,21 +69,12 @@ async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
         print_table(taken, options.tokens)
 
 
-def start_peers(options: argparse.Namespace) -> dict[str, Peer]:
+def peers_of(options: argparse.Namespace) -> AbstractContextManager[dict[str, Peer]]:
     """What ours is compared with."""
     if options.llama_cpp_python is not None:
-        script = "llama_cpp_python_peer.py"
-        peer = Peer(options.llama_cpp_python, script, options.model, options.threads)
-        return {f"llama-cpp-python {peer.version}": peer}
-    if not PEER_PYTHON.exists():
-        print("peer: none (make bench-setup)")
-        return {}
-    plain = llama_peer(options.model, options.threads)
-    print(f"peer: llama.cpp of xllamacpp {plain.version}")
-    return {
-        "llama.cpp": plain,
-        "llama.cpp, repacked": llama_peer(options.model, options.threads, "--repack"),
-    }
+        return llama_cpp_python_peer(options.llama_cpp_python, options.model, options.threads)
+    flags = {"llama.cpp": (), "llama.cpp, repacked": ("--repack",)}
+    return llama_peers(options.model, options.threads, flags)
 
 
 def print_table(taken: dict[str, list[float]], n_tokens: int) -> None:
@@ -108,12 +101,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/swarmnode-bench"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    peers = start_peers(options)
-    try:
+    with peers_of(options) as peers:
         trio.run(compete, options, peers)
-    finally:
-        for peer in peers.values():
-            peer.close()
 
 
 if __name__ == "__main__":

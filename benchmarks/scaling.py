@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,11 @@ from typing import get_args
 import numpy as np
 import trio
 
-from benchmarks.decode import PEER_PYTHON, Peer, llama_peer
+from benchmarks.peers import Peer, llama_peers
 from swarmnode.cli.bench_figures import Plan
 from swarmnode.cli.bench_local import Bench, open_bench
 from swarmnode.config import Config, Folders, Repack
-from swarmnode.models.base import Part
+from swarmnode.models.base import Part, run_pass
 from swarmnode.node.backbone_parts import BackboneOptions, loaded
 from swarmnode.node.common import open_compute
 from swarmnode.weights.index import ModelIndex
@@ -55,18 +54,8 @@ def dense_s(bench: Bench, count: int) -> float:
     started_s = time.perf_counter()
     for _ in range(bench.n_tokens):
         parts = [Part(slot, bench.prompts[slot][:1], 1, False) for slot in range(count)]
-        steps: Generator[object, object, object] = model.forward_batch(parts)  # type: ignore[assignment]
-        _run_with_zeros(steps)
+        run_pass(model.forward_batch(parts), lambda call: np.zeros_like(call.rows))
     return time.perf_counter() - started_s
-
-
-def _run_with_zeros(steps: Generator[object, object, object]) -> None:
-    try:
-        call = next(steps)
-        while True:
-            call = steps.send(np.zeros_like(call.rows))  # type: ignore[attr-defined]
-    except StopIteration:
-        return
 
 
 def experts_s(bench: Bench, count: int, rng: np.random.Generator) -> float:
@@ -180,18 +169,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/swarmnode-bench"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    peer = None
-    if PEER_PYTHON.exists():
-        n_slots = str(max(options.sequences))
-        peer = llama_peer(options.model, options.threads, "--parallel", n_slots)
-        print(f"peer: llama.cpp of xllamacpp {peer.version}")
-    else:
-        print("peer: none (make bench-setup)")
-    try:
-        trio.run(compete, options, peer)
-    finally:
-        if peer is not None:
-            peer.close()
+    flags = {"llama.cpp": ("--parallel", str(max(options.sequences)))}
+    with llama_peers(options.model, options.threads, flags) as peers:
+        trio.run(compete, options, peers.get("llama.cpp"))
 
 
 if __name__ == "__main__":

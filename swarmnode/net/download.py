@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from email.message import Message
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage
 from typing import IO
 from urllib import request
 from urllib.error import URLError
@@ -57,9 +56,9 @@ class _Redirects(request.HTTPRedirectHandler):
     """At most ten, as urllib has it."""
 
     def redirect_request(
-        self, req: request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+        self, req: request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> request.Request | None:
         allowed = SCHEMES[:1] if req.full_url.startswith("https://") else SCHEMES
         if not newurl.startswith(allowed):
             raise URLError(f"sent on to {newurl[:100]}, which is not {' or '.join(allowed)}")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        return super().redirect_request(req, fp, code, msg, headers, newurl)

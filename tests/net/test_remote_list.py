@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from email.message import Message
 from functools import partial
+from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import URLError
@@ -126,7 +126,7 @@ def test_what_is_no_list_is_refused_in_bounded_time(site: str, path: str, reason
 
 
 def test_a_redirection_never_leaves_tls() -> None:
-    headers = Message()
+    headers = HTTPMessage()
     for old, new, is_fine in (
         ("https://a/x", "https://b/y", True),
         ("http://a/x", "https://b/y", True),
