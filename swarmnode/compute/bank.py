@@ -17,78 +17,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.compute import ggml
+from swarmnode.compute.bank_checks import (
+    check_array,
+    check_layout,
+    check_rows,
+    check_slabs,
+    extremes,
+    slabs_at,
+)
 from swarmnode.compute.combine import Ids, PairSum, Rows, combine_top_k
 from swarmnode.compute.devices import Device
 from swarmnode.compute.expert_graph import ExpertShape, GraphCache, StackedExperts
-from swarmnode.compute.layout import LayerLayout, layout_problem
+from swarmnode.compute.held_layer import ABSENT, HeldLayer
+from swarmnode.compute.layout import LayerLayout
 from swarmnode.compute.slots import Segment, SlotPool
-from swarmnode.compute.tensors import BytesLike, byte_view
+from swarmnode.compute.tensors import BytesLike
 from swarmnode.config import ComputeConfig
 from swarmnode.errors import DeviceError, UsageError
 
-_ABSENT = -1
 _F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
-_FEW_IDS = 64
-
-
-class _Layer:
-    """Where the experts of one layer are."""
-
-    def __init__(self, layout: LayerLayout) -> None:
-        self.layout = layout
-        self.shape = ExpertShape.of(layout)
-        self.segments: list[Segment | None] = []
-        self.segment_of: npt.NDArray[np.int32] = np.full(layout.n_expert, _ABSENT, np.int32)
-        """Index into `segments` for each expert, or _ABSENT."""
-        self.slot_of: Ids = np.full(layout.n_expert, _ABSENT, np.int32)
-        self.only_segment: int | None = None
-        """Index of the segment that holds every expert of the layer, if there is one: nothing is looked up then."""
-        self.slots_are_ids = False
-        """Whether expert e of that segment is in slot e, as in a bound layer."""
-        self.stacked: StackedExperts | None = None
-        """That segment, if `slots_are_ids`."""
-
-    def refresh(self) -> None:
-        """Experts came or went."""
-        homes = set(self.segment_of.tolist())
-        self.only_segment = homes.pop() if len(homes) == 1 and _ABSENT not in homes else None
-        in_order = self.slot_of.tolist() == list(range(self.layout.n_expert))
-        self.slots_are_ids = in_order and self.only_segment is not None
-        if self.only_segment is None or not in_order:
-            self.stacked = None
-        elif self.stacked is None or self.stacked.tensors is not self.segment(self.only_segment).tensors:
-            self.stacked = StackedExperts(self.shape, self.segment(self.only_segment).tensors)
-
-    def slots(self, experts: Ids) -> Ids:
-        """Slots of these (held) experts, in their shape."""
-        return experts if self.slots_are_ids else self.slot_of[experts]
-
-    def common_segment(self, experts: Ids) -> int | None:
-        """Index of the segment that holds all of these (held) experts; None if they are in several."""
-        if self.only_segment is not None:
-            return self.only_segment
-        homes = self.segment_of[experts].reshape(-1)
-        first = int(homes[0])
-        return first if (homes == first).all() else None
-
-    def place(self, expert: int, segment: Segment, slot: int) -> None:
-        if segment not in self.segments:
-            if None in self.segments:
-                self.segments[self.segments.index(None)] = segment
-            else:
-                self.segments.append(segment)
-        self.segment_of[expert] = self.segments.index(segment)
-        self.slot_of[expert] = slot
-
-    def segment(self, index: int) -> Segment:
-        segment = self.segments[index]
-        if segment is None:
-            raise DeviceError(f"layer {self.layout.layer}: an expert points to memory that was freed")
-        return segment
-
-    def held(self) -> frozenset[int]:
-        return frozenset(np.flatnonzero(self.segment_of != _ABSENT).tolist())
 
 
 class ExpertBank:
@@ -110,7 +57,7 @@ class ExpertBank:
         self.device = device
         self._pool = SlotPool(device, budget_bytes)
         self._graphs = GraphCache(device, config.graph_cache_bytes)
-        self._layers: dict[int, _Layer] = {}
+        self._layers: dict[int, HeldLayer] = {}
         self._bound: list[Segment] = []
         self._max_rows = config.max_rows
         self._holdings: Mapping[int, frozenset[int]] = MappingProxyType({})
@@ -173,7 +120,7 @@ class ExpertBank:
         already; BudgetError, DeviceError.
         """
         layer = self._check_new(layout, experts)
-        _check_slabs(layout, stacked, len(experts))
+        check_slabs(layout, stacked, len(experts))
         if self.device.is_host:
             segment = Segment(layout, len(experts))
             segment.bind(stacked)
@@ -183,7 +130,7 @@ class ExpertBank:
         else:
             self._pool.reserve(layout, len(experts))
             for index, expert in enumerate(experts):
-                self._fill(layer, expert, _slabs_at(layout, stacked, index))
+                self._fill(layer, expert, slabs_at(layout, stacked, index))
         self._publish(layer)
 
     def reserve(self, layout: LayerLayout, n_experts: int) -> None:
@@ -203,7 +150,7 @@ class ExpertBank:
         UsageError for wrong sizes or an expert held already; BudgetError if it does not fit; DeviceError.
         """
         layer = self._check_new(layout, [expert])
-        _check_slabs(layout, slabs, 1)
+        check_slabs(layout, slabs, 1)
         self._fill(layer, expert, slabs)
         self._publish(layer)
 
@@ -215,7 +162,7 @@ class ExpertBank:
         self._check_ids(place, np.array([expert], np.int32))
         index, slot = int(place.segment_of[expert]), int(place.slot_of[expert])
         segment = place.segment(index)
-        place.segment_of[expert] = place.slot_of[expert] = _ABSENT
+        place.segment_of[expert] = place.slot_of[expert] = ABSENT
         if segment not in self._bound and self._pool.give_back(segment, slot):
             self._forget_segment(segment)
         self._publish(place)
@@ -244,7 +191,7 @@ class ExpertBank:
         self._publish(place)
         return True
 
-    def _resident(self, segment: Segment) -> tuple[_Layer, int] | None:
+    def _resident(self, segment: Segment) -> tuple[HeldLayer, int] | None:
         """An expert in this segment, and its layer; None if it is empty."""
         for place in self._layers.values():
             if segment in place.segments:
@@ -292,7 +239,7 @@ class ExpertBank:
         Errors as `experts`. Rows without a pair are zero.
         """
         place = self._check_pairs(layer, rows, pair_row, pair_expert)
-        _check_array("pair_weight", pair_weight, _F32, pair_row.shape)
+        check_array("pair_weight", pair_weight, _F32, pair_row.shape)
         total = PairSum(rows.shape[0], rows.shape[1])
         for start in range(0, pair_row.size, self._max_rows):
             piece = slice(start, start + self._max_rows)
@@ -308,11 +255,11 @@ class ExpertBank:
         together; bit-equal to `combine_top_k(experts(...))`. Errors as `experts`.
         """
         place = self._layer(layer)
-        _check_rows(place.layout, rows)
+        check_rows(place.layout, rows)
         if ids.ndim != 2 or ids.shape[1] < 1:
             raise UsageError(f"ids must be i32[T, k] with k >= 1, not {ids.dtype}{list(ids.shape)}")
-        _check_array("ids", ids, _I32, (rows.shape[0], ids.shape[1]))
-        _check_array("weights", weights, _F32, ids.shape)
+        check_array("ids", ids, _I32, (rows.shape[0], ids.shape[1]))
+        check_array("weights", weights, _F32, ids.shape)
         self._check_ids(place, ids)
         n_rows = max(1, self._max_rows // ids.shape[1])
         if 0 < rows.shape[0] <= n_rows:
@@ -323,7 +270,7 @@ class ExpertBank:
             out[piece] = self._moe_piece(place, rows[piece], ids[piece], weights[piece])
         return out
 
-    def _moe_piece(self, place: _Layer, rows: Rows, ids: Ids, weights: Rows) -> Rows:
+    def _moe_piece(self, place: HeldLayer, rows: Rows, ids: Ids, weights: Rows) -> Rows:
         n_rows, n_used = ids.shape
         home = place.common_segment(ids)
         if home is None or not self._one_graph_is_defined(ids):
@@ -347,7 +294,7 @@ class ExpertBank:
         ordered = np.sort(ids, axis=1)
         return not (ordered[:, 1:] == ordered[:, :-1]).any()
 
-    def _pair_rows(self, place: _Layer, rows: Rows, pair_row: Ids, pair_expert: Ids) -> Rows:
+    def _pair_rows(self, place: HeldLayer, rows: Rows, pair_row: Ids, pair_expert: Ids) -> Rows:
         """y f32[P, E] for at most max_rows pairs: where one graph computes them all, its memory, without a copy."""
         home = place.common_segment(pair_expert)
         if home is not None:
@@ -358,7 +305,7 @@ class ExpertBank:
         return y
 
     def _compute_pairs(
-        self, place: _Layer, rows: Rows, pair_row: Ids, pair_expert: Ids, out: npt.NDArray[np.float32]
+        self, place: HeldLayer, rows: Rows, pair_row: Ids, pair_expert: Ids, out: npt.NDArray[np.float32]
     ) -> None:
         for segment, index in self._pieces(place, pair_expert):
             slots = place.slots(pair_expert[index])
@@ -373,7 +320,7 @@ class ExpertBank:
         graph.write_rows(rows, pair_row)
         return graph.run(segment.tensors, ids=slots[:, None])
 
-    def _pieces(self, place: _Layer, pair_expert: Ids) -> Iterator[tuple[Segment, Any]]:
+    def _pieces(self, place: HeldLayer, pair_expert: Ids) -> Iterator[tuple[Segment, Any]]:
         """Cut pairs by segment and max_rows, as indices; a long call is sorted so that each expert is
         read once.
         """
@@ -393,27 +340,19 @@ class ExpertBank:
 
     # -- checks and bookkeeping
 
-    def _layer(self, layer: int) -> _Layer:
+    def _layer(self, layer: int) -> HeldLayer:
         place = self._layers.get(layer)
         if place is None:
             raise UsageError(f"no expert of layer {layer} is held")
         return place
 
     def _check_layout(self, layout: LayerLayout) -> None:
-        problem = layout_problem(layout)
-        if problem is not None:
-            raise UsageError(problem)
-        for tensor in layout.tensors:
-            info = ggml.type_info(tensor.ggml_type)
-            if not info.multiplies:
-                raise UsageError(f"layer {layout.layer}: {tensor.kind} is {info.name}, which cannot multiply")
-            if tensor.n_bytes != tensor.ne1 * ggml.row_bytes(tensor.ggml_type, tensor.ne0):
-                raise UsageError(f"layer {layout.layer}: {tensor.kind} slabs have {tensor.n_bytes} bytes")
+        check_layout(layout)
         known = self._layers.get(layout.layer)
         if known is not None and known.layout != layout:
             raise UsageError(f"layer {layout.layer} is held with another layout")
 
-    def _check_new(self, layout: LayerLayout, experts: Sequence[int]) -> _Layer:
+    def _check_new(self, layout: LayerLayout, experts: Sequence[int]) -> HeldLayer:
         if self.device.closed:
             raise DeviceError(f"device {self.device.info.name} is closed")
         self._check_layout(layout)
@@ -426,14 +365,14 @@ class ExpertBank:
             raise UsageError(
                 f"layer {layout.layer} has experts 0..{layout.n_expert - 1}, not {list(experts)}"
             )
-        return self._layers.get(layout.layer) or _Layer(layout)
+        return self._layers.get(layout.layer) or HeldLayer(layout)
 
-    def _fill(self, layer: _Layer, expert: int, slabs: Mapping[str, BytesLike]) -> None:
+    def _fill(self, layer: HeldLayer, expert: int, slabs: Mapping[str, BytesLike]) -> None:
         segment, slot = self._pool.take(layer.layout)
         segment.write(slot, slabs)
         layer.place(expert, segment, slot)
 
-    def _publish(self, layer: _Layer) -> None:
+    def _publish(self, layer: HeldLayer) -> None:
         """Make a change to a layer visible, atomically for readers in other threads."""
         number = layer.layout.layer
         self._layers[number] = layer
@@ -447,67 +386,29 @@ class ExpertBank:
         for layer in self._layers.values():
             layer.segments = [None if known is segment else known for known in layer.segments]
 
-    def _check_pairs(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids) -> _Layer:
+    def _check_pairs(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids) -> HeldLayer:
         place = self._layer(layer)
-        _check_rows(place.layout, rows)
+        check_rows(place.layout, rows)
         if pair_row.ndim != 1:
             raise UsageError(f"pair_row must have one dimension, not {pair_row.ndim}")
-        _check_array("pair_row", pair_row, _I32, pair_row.shape)
-        _check_array("pair_expert", pair_expert, _I32, pair_row.shape)
+        check_array("pair_row", pair_row, _I32, pair_row.shape)
+        check_array("pair_expert", pair_expert, _I32, pair_row.shape)
         if pair_row.size:
-            lowest, highest = _extremes(pair_row)
+            lowest, highest = extremes(pair_row)
             if lowest < 0 or highest >= rows.shape[0]:
                 raise UsageError(f"pair_row names a row outside 0..{rows.shape[0] - 1}")
         self._check_ids(place, pair_expert)
         return place
 
-    def _check_ids(self, place: _Layer, ids: Ids) -> None:
+    def _check_ids(self, place: HeldLayer, ids: Ids) -> None:
         if ids.size == 0:
             return
         layout = place.layout
-        lowest, highest = _extremes(ids)
+        lowest, highest = extremes(ids)
         if lowest < 0 or highest >= layout.n_expert:
             raise UsageError(f"layer {layout.layer} has experts 0..{layout.n_expert - 1} only")
         if place.only_segment is not None:
             return
-        missing = place.segment_of[ids] == _ABSENT
+        missing = place.segment_of[ids] == ABSENT
         if missing.any():
             raise UsageError(f"layer {layout.layer}: expert {int(ids[missing][0])} is not held")
-
-
-def _extremes(ids: Ids) -> tuple[int, int]:
-    """Least and greatest of at least one id."""
-    if ids.size > _FEW_IDS:
-        return int(ids.min()), int(ids.max())
-    few = ids.ravel().tolist()  # numpy's reductions cost 30 us each when their code is out of the caches
-    return min(few), max(few)
-
-
-def _check_rows(layout: LayerLayout, rows: Rows) -> None:
-    if rows.ndim != 2:
-        raise UsageError(f"rows must be f32[T, {layout.n_embd}], not {rows.dtype}{list(rows.shape)}")
-    _check_array("rows", rows, _F32, (rows.shape[0], layout.n_embd))
-
-
-def _check_array(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or array.shape != shape:
-        raise UsageError(f"{name} must be {dtype}{list(shape)}, not {array.dtype}{list(array.shape)}")
-
-
-def _check_slabs(layout: LayerLayout, slabs: Mapping[str, BytesLike], n_experts: int) -> None:
-    if set(slabs) != set(layout.kinds):
-        raise UsageError(f"layer {layout.layer} has {layout.kinds}, not {sorted(slabs)}")
-    for tensor in layout.tensors:
-        n_bytes = byte_view(slabs[tensor.kind], tensor.kind).size
-        due = n_experts * tensor.n_bytes
-        if n_bytes != due:
-            raise UsageError(f"layer {layout.layer}: {tensor.kind} takes {due} bytes, not {n_bytes}")
-
-
-def _slabs_at(layout: LayerLayout, stacked: Mapping[str, BytesLike], index: int) -> dict[str, BytesLike]:
-    return {
-        tensor.kind: byte_view(stacked[tensor.kind], tensor.kind)[
-            index * tensor.n_bytes : (index + 1) * tensor.n_bytes
-        ]
-        for tensor in layout.tensors
-    }
