@@ -193,6 +193,9 @@ class WorkerCost:
     def __init__(self, config: DispatchConfig) -> None:
         self._config = config
         self._times = _BySize(config, fades=True)
+        self._pairs = _BySize(config, fades=False)
+        """Seconds a pair by size of request, as the worker says. That decides how pairs are spread among holders of the
+        same experts; what it takes decides whether it is asked at all."""
         self.in_flight = 0
         """Shares under way."""
         self.n_requests = 0
@@ -224,6 +227,15 @@ class WorkerCost:
         """A share of so many pairs was answered, all of it."""
         self.unanswered = 0.0
         self._times.add(n_pairs, seconds, now_s)
+
+    def computed(self, n_pairs: int, seconds: float, now_s: float) -> None:
+        """It says that it computed so long on a request of so many pairs."""
+        self._pairs.add(n_pairs, seconds / n_pairs, now_s)
+
+    def pair_s(self, n_pairs: int) -> float:
+        """Seconds that one pair more or less makes in a request of about so many."""
+        near = self._pairs.near(n_pairs)
+        return self._config.pair_s if near is None else near[0].mean
 
     def probed(self, seconds: float, now_s: float) -> None:
         """A probe was answered, which is one pair. It makes up for no work that was not."""
