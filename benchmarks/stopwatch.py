@@ -17,7 +17,7 @@ import trio
 
 from swarmnode.compute.graph import Graph
 from swarmnode.net.tcp import TcpStream
-from swarmnode.services.runners import Runner
+from swarmnode.services.runners import Brief, Runner
 
 T = TypeVar("T")
 
@@ -127,6 +127,7 @@ class _WatchedRunner:
     async def run(self, function: Callable[[], T]) -> T:
         self._watch._jobs += 1
         try:
-            return await self._runner.run(partial(self._watch.timed, function))
+            timed = partial(self._watch.timed, function)
+            return await self._runner.run(Brief(timed) if isinstance(function, Brief) else timed)
         finally:
             self._watch._jobs -= 1

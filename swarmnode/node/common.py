@@ -14,7 +14,7 @@ from functools import partial
 import trio
 
 from swarmnode import __version__
-from swarmnode.compute.devices import Device, open_device
+from swarmnode.compute.devices import Device, build_report, open_device
 from swarmnode.compute.thread import ComputeThread
 from swarmnode.compute.tuning import tune_threads
 from swarmnode.config import Config, Folders
@@ -106,6 +106,7 @@ async def open_compute(options: NodeOptions) -> AsyncIterator[tuple[ComputeGate,
         try:
             if not compute.n_threads:
                 await gate.run(partial(tune_threads, device, options.folders.cache / "tuning"))
+            gate.may_stand_in = device.is_host and not build_report().openmp
             yield gate, device
         finally:
             with trio.CancelScope(shield=True):

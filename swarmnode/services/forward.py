@@ -144,6 +144,8 @@ class ForwardPass(Generic[T]):
         self._planner: Planner | None = None
         self._takes = takes
         self._n_parts = len(parts)
+        self.n_rows = sum(len(part.tokens) for part in parts)
+        """Tokens in it."""
         self._has_answers = any(len(part.tokens) == 1 or part.tentative for part in parts)
         self._n_used = model.n_expert_used
         self._routing = Routing()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from bisect import insort_right
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -26,7 +26,7 @@ import trio
 
 from swarmnode.config import ServeConfig
 from swarmnode.errors import RequestRefusedError
-from swarmnode.services.runners import Runner
+from swarmnode.services.runners import BRIEF_S, Brief, Runner
 
 _FORGET = 0.9
 """What each batch leaves of the time and pairs of those before it: the last ten or so decide what a pair takes."""
@@ -286,10 +286,18 @@ class JobQueue(Generic[J, T]):
             n_others, max_width = config.coalesced_requests - 1, self._batches.max_width
             batch += lane.company(mine.job, n_others, max_width, config.small_pairs)
         try:
-            computed = await self._compute.run(partial(self._compute_batch, batch))
+            computed = await self._compute.run(self._work(batch))
             self._deliver(lane, computed)
         finally:
             self._pass_on()
+
+    def _work(self, batch: Sequence[_Waiting[J, T]]) -> Callable[[], _Batch[J, T]]:
+        """The batch as the runner gets it. While nobody else asks, little work is done without going anywhere."""
+        work = partial(self._compute_batch, batch)
+        expected_s = (
+            self.queued_pairs * self.pair_s
+        )  # all that is not done: this batch if nobody else is here
+        return Brief(work) if 0 < expected_s < BRIEF_S else work
 
     def _compute_batch(self, batch: Sequence[_Waiting[J, T]]) -> _Batch[J, T]:
         """Compute thread."""

@@ -21,7 +21,8 @@ from swarmnode.services.forward import Finished, ForwardPass, RemoteLayer, TakeF
 from swarmnode.services.members import Members, Worker
 from swarmnode.services.remote_experts import RemoteExperts
 from swarmnode.services.resident_experts import ResidentExperts
-from swarmnode.services.runners import Runner
+from swarmnode.services.runners import BRIEF_S, Brief, Runner
+from swarmnode.services.stage_times import Stage, StageTimes
 
 F32: TypeAlias = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -89,6 +90,7 @@ class Passes:
         self._demand = demand
         self._residents = residents
         self._n_under_way = 0
+        self._stage_times = StageTimes()
 
     async def run(self, rows: Sequence[Rows]) -> tuple[list[Any], PassTimes]:
         """See PassRunner. Raises what `Model.forward_batch` raises; whatever workers do, the rows are right."""
@@ -136,21 +138,24 @@ class Passes:
         self, forward: ForwardPass[Any], account: StepAccount, counts: bool
     ) -> tuple[list[Any], PassTimes]:
         explored_s = 0.0
+        n_rows = forward.n_rows
         timed = partial(_timed, self.remote.policy.cost.now)  # the clock that `forward.explored_s` is of
         routing, workers = self._routing()
-        result, compute_s = await self._compute.run(partial(timed, partial(forward.advance, routing)))
+        stage = Stage(n_rows, -1)
+        result, compute_s = await self._run_stage(stage, partial(timed, partial(forward.advance, routing)))
         while not isinstance(result, Finished):
             pending, finish = None, None
             if isinstance(result, RemoteLayer):
+                stage = Stage(n_rows, result.call.layer)
                 waited_s = account.wait_s
                 pending = await self.remote.layer(result, workers, account)
                 if result.explores:
                     explored_s += account.wait_s - waited_s
                 finish = pending.finish
             routing, workers = self._routing()
-            advance = partial(forward.advance, routing, finish)
+            advance = partial(timed, partial(forward.advance, routing, finish))
             try:
-                result, spent_s = await self._compute.run(partial(timed, advance))
+                result, spent_s = await self._run_stage(stage, advance)
             finally:  # who was found lying is not forgotten because the pass failed
                 if pending is not None:
                     pending.settle()
@@ -158,6 +163,13 @@ class Passes:
             if pending is not None and counts:
                 forward.unmet += pending.unmet
         return result.values, PassTimes(compute_s - forward.explored_s, account.wait_s - explored_s)
+
+    async def _run_stage(self, stage: Stage, work: Callable[[], tuple[T, float]]) -> tuple[T, float]:
+        """On the compute thread; or here while no answer of a worker can come that would be noticed too late."""
+        is_brief = self._n_under_way == 1 and self._stage_times.expected_s(stage) < BRIEF_S
+        result, spent_s = await self._compute.run(Brief(work) if is_brief else work)
+        self._stage_times.add(stage, spent_s)
+        return result, spent_s
 
 
 def _suspecting(error: NotFiniteError, helpers: Sequence[str]) -> NotFiniteError:

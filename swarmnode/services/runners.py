@@ -1,16 +1,33 @@
-"""Where blocking work runs: `ComputeGate` on the thread that owns ggml, `Threads` on any other, `Inline` right here."""
+"""Where blocking work runs: `ComputeGate` on the thread that owns ggml, `Threads` on any other, `Inline` right here.
+
+What is brief may run right here, too: a hop to another thread and back takes as long as the experts of some layers.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
 from swarmnode.compute.thread import ComputeThread
 
 T = TypeVar("T")
+
+
+BRIEF_S = 0.01
+"""What is expected to take less is brief: for so long a node may be deaf, which is less than a round on most ways."""
+
+
+class Brief(Generic[T]):
+    """A function that is expected to take less than BRIEF_S."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+
+    def __call__(self) -> T:
+        return self._function()
 
 
 class Runner(Protocol):
@@ -52,9 +69,25 @@ class ComputeGate:
 
     def __init__(self, thread: ComputeThread) -> None:
         self._thread = thread
+        self._n_jobs = 0
+        self.may_stand_in = False
+        """Whether trio's thread may compute what is brief while the other one has nothing to do."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """See Runner."""
+        """See Runner. What is brief and need not wait has no checkpoint unless it is cancelled already."""
+        if self.may_stand_in and not self._n_jobs and isinstance(function, Brief):
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with self._thread.stand_in() as is_free:
+                if is_free:
+                    result: T = function()
+                    return result
+        self._n_jobs += 1
+        try:
+            return await self._run_there(function)
+        finally:
+            self._n_jobs -= 1
+
+    async def _run_there(self, function: Callable[[], T]) -> T:
         token = trio.lowlevel.current_trio_token()
         task = trio.lowlevel.current_task()
         job = _Job()

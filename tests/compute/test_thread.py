@@ -107,3 +107,21 @@ def test_a_second_plain_thread_is_refused_while_the_first_lives() -> None:
     other.start()
     other.join()
     assert len(refused) == 1
+
+
+def test_whoever_stands_in_has_it_alone() -> None:
+    thread = ComputeThread()
+    done = Answers(1)
+    with thread.stand_in() as is_free:
+        assert is_free
+        check_compute_thread()
+        with thread.stand_in() as is_free_twice:
+            assert not is_free_twice
+        thread.submit(threading.get_ident, on_done=done)
+        assert not done.items, "it waits"
+        with thread.stand_in() as is_free_behind_others:
+            assert not is_free_behind_others
+    assert done.wait() != [threading.get_ident()]
+    thread.close()
+    with thread.stand_in() as is_free:
+        assert not is_free

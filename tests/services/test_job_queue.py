@@ -5,15 +5,23 @@ Coalescing: test_coalescing.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import TypeVar
 
 import pytest
 import trio
 import trio.testing
 
 from swarmnode.errors import DeviceError, RequestRefusedError
+from swarmnode.services import job_queue
+from swarmnode.services.job_queue import JobQueue
+from swarmnode.services.runners import Brief
 from tests.services.jobs import QUEUE_CONFIG as CONFIG
-from tests.services.jobs import Bench, NamedJob
+from tests.services.jobs import Bench, NamedJob, Names
+
+T = TypeVar("T")
 
 
 async def test_small_jobs_go_before_large_ones() -> None:
@@ -243,3 +251,56 @@ async def test_the_seconds_are_those_of_the_function_alone() -> None:
         await trio.sleep(100)  # of the mock clock, in the queue
         await bench.runner.step(3)
     assert 0 <= max(spent) < 1
+
+
+class Kinds:
+    """A runner that notes whether what it runs is brief."""
+
+    def __init__(self) -> None:
+        self.brief: list[bool] = []
+
+    async def run(self, function: Callable[[], T]) -> T:
+        self.brief.append(isinstance(function, Brief))
+        await trio.lowlevel.checkpoint()
+        return function()
+
+
+@pytest.mark.parametrize(("pair_s", "is_brief"), [(0.0001, True), (0.01, False)])
+async def test_little_work_is_brief_once_it_is_known_what_a_pair_takes(
+    pair_s: float, is_brief: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(job_queue, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    runner = Kinds()
+    queue: JobQueue[NamedJob, str] = JobQueue(runner, Names(), CONFIG)
+
+    async def ask(n_pairs: int) -> None:
+        def act() -> None:
+            clock[0] += n_pairs * pair_s
+
+        await queue.run("me", NamedJob("job", n_pairs, act))
+
+    for n_pairs in (4, 4, 200):
+        await ask(n_pairs)
+    assert runner.brief == [False, is_brief, False]
+
+
+async def test_work_is_not_brief_while_much_more_of_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(job_queue, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    runner = Kinds()
+    queue: JobQueue[NamedJob, str] = JobQueue(runner, Names(), CONFIG)
+
+    async def ask(owner: int) -> None:
+        def act() -> None:
+            clock[0] += 4 * 0.001
+
+        await queue.run(owner, NamedJob("job", 4, act))
+
+    await ask(0)
+    async with trio.open_nursery() as nursery:
+        for owner in range(4):
+            nursery.start_soon(ask, owner)
+    assert runner.brief == [False, True, False, True, True], (
+        "nobody else is there yet, then 12, 8 and 4 ms are left"
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import trio
 import trio.testing
 
-from swarmnode.compute.thread import ComputeThread
-from swarmnode.services.runners import ComputeGate
+from swarmnode.compute.thread import ComputeThread, check_compute_thread
+from swarmnode.errors import DeviceError
+from swarmnode.services.runners import Brief, ComputeGate
 
 pytestmark = pytest.mark.real_time
 
@@ -79,3 +81,60 @@ async def test_what_has_begun_runs_to_its_end() -> None:
         assert scope.cancelled_caught
     finally:
         thread.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[ComputeGate]:
+    thread = ComputeThread()
+    made = ComputeGate(thread)
+    made.may_stand_in = True
+    yield made
+    thread.close()
+
+
+def computing() -> int:
+    """The thread that this runs on, which must be the one that computes."""
+    check_compute_thread()
+    return threading.get_ident()
+
+
+async def test_what_is_brief_is_computed_where_it_is_asked_for(gate: ComputeGate) -> None:
+    here, there = threading.get_ident(), await gate.run(computing)
+    assert there != here
+    assert await gate.run(Brief(computing)) == here
+    assert await gate.run(computing) == there, "and then it is the other thread's again"
+    with pytest.raises(DeviceError, match="owns ggml"):
+        check_compute_thread()
+    gate.may_stand_in = False
+    assert await gate.run(Brief(computing)) == there
+
+
+async def test_what_is_brief_waits_its_turn_like_the_rest(gate: ComputeGate) -> None:
+    there = await gate.run(computing)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        go_on.wait()
+
+    async def brief() -> None:
+        assert await gate.run(Brief(computing)) == there
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gate.run, first)
+        await trio.to_thread.run_sync(begun.wait)
+        nursery.start_soon(brief)
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+
+
+async def test_what_fails_here_leaves_the_thread_as_it_was(gate: ComputeGate) -> None:
+    there = await gate.run(computing)
+    with pytest.raises(ZeroDivisionError):
+        await gate.run(Brief(lambda: 1 // 0))
+    assert await gate.run(computing) == there
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await gate.run(Brief(lambda: pytest.fail("cancelled before it began")))
+    assert scope.cancelled_caught
+    assert await gate.run(Brief(computing)) == threading.get_ident()
