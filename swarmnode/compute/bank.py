@@ -30,7 +30,8 @@ from swarmnode.compute.devices import Device
 from swarmnode.compute.expert_graph import ExpertShape, GraphCache, StackedExperts
 from swarmnode.compute.held_layer import ABSENT, HeldLayer
 from swarmnode.compute.layout import LayerLayout
-from swarmnode.compute.slots import Segment, SlotPool
+from swarmnode.compute.slot_pool import SlotPool
+from swarmnode.compute.slots import Segment
 from swarmnode.compute.tensors import BytesLike
 from swarmnode.config import ComputeConfig
 from swarmnode.errors import DeviceError, UsageError
@@ -41,7 +42,7 @@ _F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
 class ExpertBank:
     """Experts by (layer, expert) on one device. Use it from the compute thread; `holdings` from anywhere.
 
-    `budget_bytes` bounds the memory allocated for weights (None: no bound); bound memory of a mapped file
+    `budget_bytes` bounds the memory taken for weights (None: no bound); bound memory of a mapped file
     does not count. `max_rows` bounds the pairs in one graph and with them the work memory.
     """
 
@@ -55,7 +56,7 @@ class ExpertBank:
     ) -> None:
         config = config or ComputeConfig()
         self.device = device
-        self._pool = SlotPool(device, budget_bytes)
+        self._pool = SlotPool(device, budget_bytes, config.slots_per_range)
         self._graphs = GraphCache(device, config.graph_cache_bytes)
         self._layers: dict[int, HeldLayer] = {}
         self._bound: list[Segment] = []
@@ -72,7 +73,9 @@ class ExpertBank:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes allocated for weights on the device, free slots included. From anywhere."""
+        """Bytes taken for weights on the device, with those of free slots that cannot be given back one by one. From
+        anywhere.
+        """
         return self._pool.used_bytes
 
     @property
@@ -134,10 +137,12 @@ class ExpertBank:
         self._publish(layer)
 
     def reserve(self, layout: LayerLayout, n_experts: int) -> None:
-        """Allocate room for `n_experts` more experts of this shape at once: one segment, one graph for
-        all of them.
+        """Make sure that `n_experts` more experts of this shape fit, and where memory is allocated ahead, do it at
+        once: one graph for all of them.
 
-        Without it `add` makes room bit by bit. BudgetError if they do not fit; DeviceError without memory.
+        Without it `add` makes room as it is needed, on other devices than the CPU bit by bit. On the CPU a reservation
+        takes nothing, and holds until experts of other shapes are added. BudgetError if they do not fit; DeviceError
+        without memory.
         """
         self._check_layout(layout)
         if n_experts < 0:
@@ -155,8 +160,8 @@ class ExpertBank:
         self._publish(layer)
 
     def remove(self, layer: int, expert: int) -> None:
-        """Drop an expert; memory is freed with the last expert of its segment, or by `compact`. UsageError if it is not
-        held.
+        """Drop an expert. On the CPU its memory is free at once; elsewhere with the last expert of its segment, or by
+        `compact`. UsageError if it is not held.
         """
         place = self._layer(layer)
         self._check_ids(place, np.array([expert], np.int32))
@@ -168,7 +173,8 @@ class ExpertBank:
         self._publish(place)
 
     def compact(self, max_bytes: int) -> bool:
-        """One step towards `used_bytes` <= max_bytes, by giving free slots back; False if there is none to take.
+        """One step towards `used_bytes` <= max_bytes, by giving free slots back; False if there is none to take, as
+        always where they take nothing.
 
         Copies one expert at most, so that rows wait for a moment only; holdings stay what they are. Stacked tensors of
         `stacked` are others afterwards if their layer was not bound.
@@ -213,7 +219,7 @@ class ExpertBank:
         self._graphs.clear()
         self._pool.close()
         for segment in self._bound:
-            segment.arena.close()
+            segment.close()
         self._bound.clear()
         self._layers.clear()
         self._holdings = MappingProxyType({})
@@ -368,7 +374,7 @@ class ExpertBank:
         return self._layers.get(layout.layer) or HeldLayer(layout)
 
     def _fill(self, layer: HeldLayer, expert: int, slabs: Mapping[str, BytesLike]) -> None:
-        segment, slot = self._pool.take(layer.layout)
+        segment, slot = self._pool.take(layer.layout, layer.segments)
         segment.write(slot, slabs)
         layer.place(expert, segment, slot)
 

@@ -29,6 +29,10 @@ class ComputeConfig:
     """Most (row, expert) pairs in one graph of a worker's CPU; requests of up to max_rows pairs are computed in pieces
     of this size, sorted by expert. 512 pairs of 24 experts take 90 ms on two cores either way, and 1.6 MB at n_embd
     3,072 instead of 12.6 MB."""
+    slots_per_range: int = 1024
+    """Most experts of a shape in one tensor of a bank with a budget on the CPU: any pairs of them are one graph. ggml
+    looks at all its slots in each graph, and lists pairs in 8 bytes a slot and pair (for 64 pairs 0.5 MB, of which it
+    touches what it lists). 0: segments that grow, as on other devices."""
     self_test_widths: tuple[int, ...] = (1, 8, 9, 16, 64, 256, 512)
     max_rows: int = 512
     """Most (row, expert) pairs in one request to a worker, and in one ggml graph of it; more are computed in pieces."""

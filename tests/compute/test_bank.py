@@ -13,18 +13,24 @@ from swarmnode.config import MIB, ComputeConfig
 from swarmnode.errors import BudgetError, DeviceError, UsageError
 from tests.compute.layers import TYPES, Routing, random_layer, random_routing
 
+RANGES, SEGMENTS = ComputeConfig(), ComputeConfig(slots_per_range=0)
+SLOTS = pytest.mark.parametrize("config", [RANGES, SEGMENTS], ids=["ranges", "segments"])
+
 
 def combined(bank: ExpertBank, routing: Routing) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     y = bank.experts(0, routing.rows, routing.pair_row, routing.pair_expert)
     return combine_top_k(y.reshape(*routing.ids.shape, -1), routing.weights)
 
 
+@SLOTS
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("types", TYPES)
-def test_the_three_forms_are_bit_equal(device: Device, types: tuple[int, int], fused: bool) -> None:
+def test_the_three_forms_are_bit_equal(
+    device: Device, types: tuple[int, int], fused: bool, config: ComputeConfig
+) -> None:
     layer = random_layer(types, fused=fused)
     whole = layer.bound(device)
-    slots = ExpertBank(device, budget_bytes=8 * layer.layout.expert_bytes)
+    slots = ExpertBank(device, budget_bytes=8 * layer.layout.expert_bytes, config=config)
     for expert in (5, 2, 7, 0, 1, 3, 4, 6):
         slots.add(layer.layout, expert, layer.slabs(expert))
     routing = random_routing(layer.layout, 13)
@@ -91,13 +97,14 @@ def test_graph_memory_is_bounded(device: Device) -> None:
     bank.close()
 
 
-def test_budget_is_hard_and_counts_real_bytes(device: Device) -> None:
+@SLOTS
+def test_budget_is_hard_and_counts_real_bytes(device: Device, config: ComputeConfig) -> None:
     """Case 4: layers of two quantisations are priced at their own sizes."""
     small = random_layer((ggml.Q4_K, ggml.Q4_K), layer=0)
     large = random_layer((ggml.Q4_K, ggml.Q6_K), layer=1)
     assert small.layout.expert_bytes < large.layout.expert_bytes
     budget = 3 * small.layout.expert_bytes + 2 * large.layout.expert_bytes
-    bank = ExpertBank(device, budget_bytes=budget)
+    bank = ExpertBank(device, budget_bytes=budget, config=config)
     for expert in range(3):
         bank.add(small.layout, expert, small.slabs(expert))
     for expert in range(2):
@@ -114,25 +121,29 @@ def test_budget_is_hard_and_counts_real_bytes(device: Device) -> None:
     assert bank.used_bytes == 0
 
 
-def test_reserve_takes_all_or_nothing(device: Device) -> None:
+@SLOTS
+def test_reserve_takes_all_or_nothing(device: Device, config: ComputeConfig) -> None:
     layer = random_layer()
     size = layer.layout.expert_bytes
-    bank = ExpertBank(device, budget_bytes=4 * size)
+    bank = ExpertBank(device, budget_bytes=4 * size, config=config)
     with pytest.raises(BudgetError):
         bank.reserve(layer.layout, 5)
     assert bank.used_bytes == 0
     bank.reserve(layer.layout, 4)
-    assert bank.used_bytes == 4 * size
+    assert bank.used_bytes == (4 * size if config is SEGMENTS else 0)
     for expert in (7, 3, 0, 5):
         bank.add(layer.layout, expert, layer.slabs(expert))
     assert bank.used_bytes == 4 * size
+    with pytest.raises(BudgetError, match="budget"):
+        bank.reserve(layer.layout, 1)
     bank.close()
 
 
-def test_experts_come_and_go_while_serving(device: Device) -> None:
+@SLOTS
+def test_experts_come_and_go_while_serving(device: Device, config: ComputeConfig) -> None:
     layer = random_layer((ggml.Q8_0, ggml.Q8_0))
     whole = layer.bound(device)
-    bank = ExpertBank(device, budget_bytes=3 * layer.layout.expert_bytes)
+    bank = ExpertBank(device, budget_bytes=3 * layer.layout.expert_bytes, config=config)
     rng = np.random.default_rng(5)
     held: list[int] = []
     for _ in range(40):
@@ -180,7 +191,7 @@ def test_free_slots_are_given_back(device: Device) -> None:
     layers = [random_layer((ggml.Q4_K, ggml.Q6_K), layer=number) for number in range(3)]
     whole = ExpertBank(device)
     size = layers[0].layout.expert_bytes
-    bank = ExpertBank(device, budget_bytes=24 * size)
+    bank = ExpertBank(device, budget_bytes=24 * size, config=SEGMENTS)
     for number, layer in enumerate(layers):
         whole.bind(layer.layout, range(8), layer.stacked)
         bank.reserve(layer.layout, 8)
@@ -212,7 +223,7 @@ def test_free_slots_are_given_back(device: Device) -> None:
 def test_compacting_stops_where_it_is_told_to_and_where_the_budget_has_no_room(device: Device) -> None:
     layer = random_layer()
     size = layer.layout.expert_bytes
-    bank = ExpertBank(device, budget_bytes=10 * size)
+    bank = ExpertBank(device, budget_bytes=10 * size, config=SEGMENTS)
     bank.reserve(layer.layout, 8)
     for expert in range(8):
         bank.add(layer.layout, expert, layer.slabs(expert))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import trio
 
+from swarmnode.compute import slot_pool
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import Device
 from swarmnode.compute.layout import ExpertTensor, LayerLayout
@@ -407,8 +408,14 @@ def residence_of(manifest: Manifest, device: Device, budget_bytes: int) -> Resid
     return Residence(manifest, store, bank, server, budget_bytes, Inline(), Inline(), tester)
 
 
+@pytest.fixture
+def in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots as on a GPU, where free ones take memory."""
+    monkeypatch.setattr(slot_pool, "can_reserve", lambda: False)
+
+
 async def test_ranges_that_are_loaded_at_once_do_not_count_on_the_same_slots(
-    source: Source, device: Device
+    source: Source, device: Device, in_segments: None
 ) -> None:
     residence = residence_of(source.manifest, device, 20 * EXPERT_BYTES)
     await residence.load(ExpertRange(0, 0, 8))
@@ -420,7 +427,9 @@ async def test_ranges_that_are_loaded_at_once_do_not_count_on_the_same_slots(
     residence.bank.close()
 
 
-async def test_free_slots_of_another_shape_make_way(source: Source, device: Device) -> None:
+async def test_free_slots_of_another_shape_make_way(
+    source: Source, device: Device, in_segments: None
+) -> None:
     layers = dict(with_layers(source.manifest, 0).layers)
     layers[1] = with_layers(source.manifest, 0, n_ff=512).layers[1]
     large_bytes = layers[1].layout.expert_bytes

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from swarmnode.compute import slot_pool
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.errors import UsageError
 from swarmnode.net.peer import Body, Handler, Peer
@@ -116,6 +117,7 @@ async def test_free_slots_count_in_the_limit(
 ) -> None:
     """Runs that go leave holes wherever their experts were: whether the budget has room to copy what is between them
     (40) or has none (32), the memory itself comes within the limit, and stays."""
+    monkeypatch.setattr(slot_pool, "can_reserve", lambda: False)  # as on a GPU
     monkeypatch.setattr(ExpertBank, "reserve", lambda self, layout, n_experts: None)  # slots as they come
     async with open_world(tiny_model, tmp_path, n_started) as (world, steward):
         residence = world.worker.service.residence
