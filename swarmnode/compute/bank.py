@@ -20,9 +20,10 @@ import numpy.typing as npt
 from swarmnode.compute.bank_checks import (
     check_array,
     check_layout,
+    check_new_experts,
+    check_pairs,
     check_rows,
     check_slabs,
-    extremes,
     slabs_at,
 )
 from swarmnode.compute.combine import Ids, PairSum, Rows, combine_top_k
@@ -164,7 +165,7 @@ class ExpertBank:
         `compact`. UsageError if it is not held.
         """
         place = self._layer(layer)
-        self._check_ids(place, np.array([expert], np.int32))
+        place.check_ids(np.array([expert], np.int32))
         index, slot = int(place.segment_of[expert]), int(place.slot_of[expert])
         segment = place.segment(index)
         place.segment_of[expert] = place.slot_of[expert] = ABSENT
@@ -209,7 +210,7 @@ class ExpertBank:
     def slab(self, layer: int, expert: int, kind: str) -> bytearray:
         """A copy of a held expert's slab, read back from the device. UsageError if it is not held."""
         place = self._layer(layer)
-        self._check_ids(place, np.array([expert], np.int32))
+        place.check_ids(np.array([expert], np.int32))
         if kind not in place.layout.kinds:
             raise UsageError(f"layer {layer} has no {kind}")
         return place.segment(int(place.segment_of[expert])).read(int(place.slot_of[expert]), kind)
@@ -266,7 +267,7 @@ class ExpertBank:
             raise UsageError(f"ids must be i32[T, k] with k >= 1, not {ids.dtype}{list(ids.shape)}")
         check_array("ids", ids, _I32, (rows.shape[0], ids.shape[1]))
         check_array("weights", weights, _F32, ids.shape)
-        self._check_ids(place, ids)
+        place.check_ids(ids)
         n_rows = max(1, self._max_rows // ids.shape[1])
         if 0 < rows.shape[0] <= n_rows:
             return self._moe_piece(place, rows, ids, weights).copy()
@@ -362,15 +363,7 @@ class ExpertBank:
         if self.device.closed:
             raise DeviceError(f"device {self.device.info.name} is closed")
         self._check_layout(layout)
-        held = self._holdings.get(layout.layer, frozenset())
-        if not experts or len(set(experts)) != len(experts) or not held.isdisjoint(experts):
-            raise UsageError(
-                f"layer {layout.layer}: experts named twice, held already, or none: {list(experts)}"
-            )
-        if min(experts) < 0 or max(experts) >= layout.n_expert:
-            raise UsageError(
-                f"layer {layout.layer} has experts 0..{layout.n_expert - 1}, not {list(experts)}"
-            )
+        check_new_experts(layout, experts, self._holdings.get(layout.layer, frozenset()))
         return self._layers.get(layout.layer) or HeldLayer(layout)
 
     def _fill(self, layer: HeldLayer, expert: int, slabs: Mapping[str, BytesLike]) -> None:
@@ -394,27 +387,6 @@ class ExpertBank:
 
     def _check_pairs(self, layer: int, rows: Rows, pair_row: Ids, pair_expert: Ids) -> HeldLayer:
         place = self._layer(layer)
-        check_rows(place.layout, rows)
-        if pair_row.ndim != 1:
-            raise UsageError(f"pair_row must have one dimension, not {pair_row.ndim}")
-        check_array("pair_row", pair_row, _I32, pair_row.shape)
-        check_array("pair_expert", pair_expert, _I32, pair_row.shape)
-        if pair_row.size:
-            lowest, highest = extremes(pair_row)
-            if lowest < 0 or highest >= rows.shape[0]:
-                raise UsageError(f"pair_row names a row outside 0..{rows.shape[0] - 1}")
-        self._check_ids(place, pair_expert)
+        check_pairs(place.layout, rows, pair_row, pair_expert)
+        place.check_ids(pair_expert)
         return place
-
-    def _check_ids(self, place: HeldLayer, ids: Ids) -> None:
-        if ids.size == 0:
-            return
-        layout = place.layout
-        lowest, highest = extremes(ids)
-        if lowest < 0 or highest >= layout.n_expert:
-            raise UsageError(f"layer {layout.layer} has experts 0..{layout.n_expert - 1} only")
-        if place.only_segment is not None:
-            return
-        missing = place.segment_of[ids] == ABSENT
-        if missing.any():
-            raise UsageError(f"layer {layout.layer}: expert {int(ids[missing][0])} is not held")

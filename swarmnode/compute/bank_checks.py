@@ -5,7 +5,7 @@ Each raises UsageError, naming what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from swarmnode.compute.layout import LayerLayout, layout_problem
 from swarmnode.compute.tensors import BytesLike, byte_view
 from swarmnode.errors import UsageError
 
-_F32 = np.dtype(np.float32)
+_F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
 _FEW_IDS = 64
 
 
@@ -47,6 +47,27 @@ def check_rows(layout: LayerLayout, rows: Rows) -> None:
     if rows.ndim != 2:
         raise UsageError(f"rows must be f32[T, {layout.n_embd}], not {rows.dtype}{list(rows.shape)}")
     check_array("rows", rows, _F32, (rows.shape[0], layout.n_embd))
+
+
+def check_pairs(layout: LayerLayout, rows: Rows, pair_row: Ids, pair_expert: Ids) -> None:
+    """Rows f32 [T, n_embd], pairs i32[P] each, of rows that are there; `HeldLayer.check_ids` looks at the experts."""
+    check_rows(layout, rows)
+    if pair_row.ndim != 1:
+        raise UsageError(f"pair_row must have one dimension, not {pair_row.ndim}")
+    check_array("pair_row", pair_row, _I32, pair_row.shape)
+    check_array("pair_expert", pair_expert, _I32, pair_row.shape)
+    if pair_row.size:
+        lowest, highest = extremes(pair_row)
+        if lowest < 0 or highest >= rows.shape[0]:
+            raise UsageError(f"pair_row names a row outside 0..{rows.shape[0] - 1}")
+
+
+def check_new_experts(layout: LayerLayout, experts: Sequence[int], held: frozenset[int]) -> None:
+    """At least one expert of the layer, none twice, none of those held."""
+    if not experts or len(set(experts)) != len(experts) or not held.isdisjoint(experts):
+        raise UsageError(f"layer {layout.layer}: experts named twice, held already, or none: {list(experts)}")
+    if min(experts) < 0 or max(experts) >= layout.n_expert:
+        raise UsageError(f"layer {layout.layer} has experts 0..{layout.n_expert - 1}, not {list(experts)}")
 
 
 def check_array(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

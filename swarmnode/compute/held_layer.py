@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.compute.bank_checks import extremes
 from swarmnode.compute.combine import Ids
 from swarmnode.compute.expert_graph import ExpertShape, StackedExperts
 from swarmnode.compute.layout import LayerLayout
 from swarmnode.compute.slots import Segment
-from swarmnode.errors import DeviceError
+from swarmnode.errors import DeviceError, UsageError
 
 ABSENT = -1
 """In place of a segment or a slot: the expert is not held."""
@@ -75,3 +76,16 @@ class HeldLayer:
     def held(self) -> frozenset[int]:
         """The experts that are."""
         return frozenset(np.flatnonzero(self.segment_of != ABSENT).tolist())
+
+    def check_ids(self, ids: Ids) -> None:
+        """UsageError unless all of these experts (any shape) are held."""
+        if ids.size == 0:
+            return
+        lowest, highest = extremes(ids)
+        if lowest < 0 or highest >= self.layout.n_expert:
+            raise UsageError(f"layer {self.layout.layer} has experts 0..{self.layout.n_expert - 1} only")
+        if self.only_segment is not None:
+            return
+        missing = self.segment_of[ids] == ABSENT
+        if missing.any():
+            raise UsageError(f"layer {self.layout.layer}: expert {int(ids[missing][0])} is not held")
