@@ -34,6 +34,7 @@ from swarmnode.cli.common import (
 from swarmnode.cli.join_face import JoinFace
 from swarmnode.cli.logs import logging_options, set_up_logging
 from swarmnode.cli.memory import return_freed_memory
+from swarmnode.cli.priority import give_way
 from swarmnode.cli.sizes import ByteSize
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
@@ -110,6 +111,7 @@ def command(
                --bootstrap swarm://NODEID@192.168.1.5:4790
     """
     return_freed_memory()
+    give_way()
     set_up_logging(verbose, as_json=log_json)
     folders = folders_of(home)
     with wrong_usage():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,11 @@ def tell(home: Path, *arguments: str) -> str:
     return result.stdout
 
 
+def scheduling_of(pid: int) -> set[int]:
+    """The classes of all threads of a process."""
+    return {os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
 async def test_pause_limits_resume_and_leave(tmp_path: Path) -> None:
     async with open_processes() as processes:
         backbone, address, _ = await start_backbone(tmp_path, processes)
@@ -38,6 +44,9 @@ async def test_pause_limits_resume_and_leave(tmp_path: Path) -> None:
         ]
         worker = await processes.start("worker", join, home)
         await worker.wait_line("full: ", TIMEOUT_S)
+        if sys.platform == "linux":
+            assert scheduling_of(worker.pid) == {os.SCHED_BATCH}, "a worker gives way"
+            assert scheduling_of(backbone.pid) == {os.SCHED_OTHER}
 
         assert "is paused" in await trio.to_thread.run_sync(tell, home, "pause")
         await worker.wait_line("paused: told to pause", TIMEOUT_S)

@@ -1,0 +1,18 @@
+"""How a node behaves towards the other programs of its machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+def give_way() -> None:
+    """Let whoever uses a core keep it until it waits or its time is up: call it before threads start.
+
+    A worker wakes up for each layer, and a task of the usual class that wakes up interrupts the one that computes: what
+    its owner does, or a backbone that had only sent the first of two requests. Linux calls those that do not SCHED_BATCH;
+    other systems are left as they are, and so is one that does not allow it.
+    """
+    if hasattr(os, "sched_setscheduler"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
