@@ -48,6 +48,15 @@ def test_the_list_of_verbs() -> None:
     assert max(len(line) for line in result.output.splitlines()) <= 80
 
 
+@pytest.mark.parametrize("module", ["swarmnode", "swarmnode.cli"])
+def test_the_command_runs_as_a_module(module: str) -> None:
+    """Where pip's folder of commands is not in the PATH, people write `python -m`."""
+    found = subprocess.run(
+        [sys.executable, "-m", module, "--help"], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.startswith(f"Usage: python -m {module} [OPTIONS] COMMAND")
+
+
 def test_identity_is_made_once(tmp_path: Path) -> None:
     first, second = run("identity", home=tmp_path), run("identity", home=tmp_path)
     assert "(new)" in first.output

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "swarmnode"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LEVELS = [
+    {"__main__"},
     {"cli"},
     {"node"},
     {"api"},

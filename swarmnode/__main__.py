@@ -1,0 +1,5 @@
+"""`python -m swarmnode`: as the command `swarmnode`, where its folder is not in the PATH."""
+
+from swarmnode.cli import main
+
+main()
