@@ -16,10 +16,11 @@ from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.config import EngineConfig, Folders
 from swarmnode.errors import ModelFileError, StoreError, SwarmError, UsageError
-from swarmnode.weights.catalog import bundled_model, known_models, resolve_model
+from swarmnode.weights.catalog import bundled_model, known_models, known_shards, resolve_model
 from swarmnode.weights.hashing import forget_manifest, verified_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.inspect import Description, describe
+from swarmnode.weights.shard import ShardFile
 
 BUDGETS = (300_000_000, 1_000_000_000, 4_000_000_000, 16_000_000_000)
 """Of a phone, a laptop, a PC, a machine that does little else."""
@@ -40,7 +41,7 @@ def command() -> None:
 @home_option
 @clear_errors
 def list_models(home: Path | None) -> None:
-    """List the models that --model takes by name, with their sizes.
+    """List the models that --model takes by name, with their sizes, and the shards beside them.
 
     \b
     Example: swarmnode models list
@@ -54,6 +55,11 @@ def list_models(home: Path | None) -> None:
     ]
     for name, n_bytes, path in [(bundled.stem, bundled.stat().st_size, bundled), *found]:
         say(f"{name:<40} {format_bytes(n_bytes):>9}  {'bundled' if path == bundled else path}")
+    shards = known_shards(folders.models)
+    if shards:
+        say("Shards, parts of a model that no name stands for:")
+    for shard in shards:
+        say(f"{shard.path!s:<40} {format_bytes(shard.n_bytes):>9}  {_content(shard.path)}")
     say(f"More: swarmnode models add FILE.gguf, or put them into {own_folder(folders)}")
 
 
@@ -162,6 +168,16 @@ def remove(name: str, yes: bool, home: Path | None) -> None:
     for path in paths:
         path.unlink()
     say(f"{found[0].name} is removed: {len(paths)} {what}(s)")
+
+
+def _content(path: Path) -> str:
+    """What a shard holds, in a few words."""
+    try:
+        shard = ShardFile(path)
+    except SwarmError:
+        return "a shard, but broken"
+    count = sum(len(experts) for experts in shard.experts.values())
+    return f"{count} experts of model {shard.model_id.hex()[:16]}"
 
 
 def own_folder(folders: Folders) -> Path:

@@ -1,4 +1,7 @@
-"""Which models `--model` knows: the bundled one, names found in folders, and paths."""
+"""Which models `--model` knows: the bundled one, names found in folders, and paths.
+
+Shards (weights/shard) lie beside models and have names like theirs, but are parts: no name stands for one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 
 from swarmnode.errors import UsageError
 from swarmnode.weights.parts import split_name
+from swarmnode.weights.shard_layout import is_shard
 
 MAX_DEPTH = 3
 """Folders below a model folder that are looked into: publishers put each quantisation in a folder of its own. Below the
@@ -37,8 +41,19 @@ def bundled_model() -> Path:
 def known_models(folders: Iterable[Path]) -> tuple[KnownModel, ...]:
     """The GGUFs in these folders by name; folders that do not exist are skipped, parts of a split model are one entry.
 
-    Goes by names only: no file is opened. Multimodal projectors (`mmproj*`) are left out.
+    A file that cannot be read is one, too: what is wrong with it, opening it tells. Multimodal projectors (`mmproj*`)
+    and shards are left out.
     """
+    return tuple(model for model in _known_files(folders) if not is_shard(model.path))
+
+
+def known_shards(folders: Iterable[Path]) -> tuple[KnownModel, ...]:
+    """The shards in these folders, by the names that they would have as models."""
+    return tuple(model for model in _known_files(folders) if is_shard(model.path))
+
+
+def _known_files(folders: Iterable[Path]) -> tuple[KnownModel, ...]:
+    """Models and shards, by name. Goes by names only: no file is opened."""
     parts: dict[tuple[Path, str], dict[int, Path]] = {}
     for folder in folders:
         for path in _ggufs(folder):
@@ -56,7 +71,7 @@ def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ())
     """The file to open for `--model`: a path (to any part), a name or the unambiguous beginning of one, case ignored;
     None is the bundled model, which is known by its name, too, where no folder has that.
 
-    Raises UsageError, listing what is known, if nothing or more than one model fits.
+    Raises UsageError, listing what is known, if nothing or more than one model fits; it says so if a shard would.
     """
     if name_or_path is None:
         return bundled_model()
@@ -78,9 +93,20 @@ def resolve_model(name_or_path: str | Path | None, folders: Iterable[Path] = ())
     if len(fitting) == 1:
         return fitting[0].path
     problem = "is no file and no known model" if not fitting else f"fits {len(fitting)} models"
+    if not fitting and (shards := _shards_like(wanted, path, folders)):
+        problem = (
+            f"is no model, but {shards[0].path} is a shard, a part of one; `swarmnode inspect {shards[0].path}` tells "
+            "of which"
+        )
     listed = "".join(f"\n  {model.name}  ({model.path})" for model in fitting or models) or " none"
     looked = ", ".join(str(folder) for folder in folders) or "no folder"
     raise UsageError(f"{name_or_path} {problem}; known (in {looked}):{listed}")
+
+
+def _shards_like(wanted: str, path: Path, folders: tuple[Path, ...]) -> list[KnownModel]:
+    """Shards that somebody may have meant by that name, or by a folder."""
+    shards = known_shards([*folders, path] if path.is_dir() else folders)
+    return [shard for shard in shards if shard.name.lower().startswith(wanted) or path in shard.path.parents]
 
 
 def _each_once(models: Iterable[KnownModel]) -> Iterable[KnownModel]:

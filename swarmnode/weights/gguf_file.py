@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -111,6 +111,16 @@ class GgufFile:
         return self._mapping
 
 
+def has_key(path: Path, key: str, max_bytes: int) -> bool:
+    """Whether the metadata has this key; only the first `max_bytes` of the file are looked at.
+
+    ModelFileError or UnsupportedModelError if they are malformed, or end before the key and before the metadata.
+    """
+    cursor = Cursor(path, memoryview(_map(path))[:max_bytes])
+    _, n_keys = _read_preamble(cursor)
+    return any(found == key for found, _ in _metadata_entries(cursor, n_keys))
+
+
 def _map(path: Path) -> mmap.mmap:
     """Map a regular file, read-only: a private writable mapping (ACCESS_COPY) of a file larger than the
     machine's memory is refused by Linux, and the backbone's file may well be."""
@@ -151,14 +161,19 @@ def _read_preamble(cursor: Cursor) -> tuple[int, int]:
 
 def _read_metadata(cursor: Cursor, n_keys: int) -> dict[str, GgufValue]:
     metadata: dict[str, GgufValue] = {}
+    for key, value in _metadata_entries(cursor, n_keys):
+        if key in metadata:
+            raise cursor.problem(f"metadata key {key!r} occurs twice")
+        metadata[key] = value
+    return metadata
+
+
+def _metadata_entries(cursor: Cursor, n_keys: int) -> Iterator[tuple[str, GgufValue]]:
     for index in range(n_keys):
         key = cursor.string(f"metadata key {index}", MAX_KEY_BYTES)
         if not key:
             raise cursor.problem(f"metadata key {index} is empty")
-        if key in metadata:
-            raise cursor.problem(f"metadata key {key!r} occurs twice")
-        metadata[key] = cursor.value(key)
-    return metadata
+        yield key, cursor.value(key)
 
 
 def _alignment(cursor: Cursor, metadata: Mapping[str, GgufValue]) -> int:

@@ -53,6 +53,25 @@ def test_the_bundled_file_is_listed_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert run(tmp_path, "list").output.count(bundled_model().stem) == 1
 
 
+def test_a_shard_is_listed_as_what_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    cut = ["shard", "Tiny", "--layers", "0:2", "--experts", "0:3", "-o", "cut.gguf", "--home", str(tmp_path)]
+    made = CliRunner().invoke(main, cut)
+    assert made.exit_code == 0, made.output
+    listed = run(tmp_path, "list").output.splitlines()
+    (head,) = (number for number, line in enumerate(listed) if line.startswith("Shards"))
+    assert "cut.gguf" not in " ".join(listed[:head])
+    assert listed[head + 1].startswith("cut.gguf ")
+    assert " 6 experts of model " in listed[head + 1]
+    (tmp_path / "downloads" / "cut.gguf").write_bytes((model.parent / "cut.gguf").read_bytes()[:-1])
+    assert run(tmp_path, "list").output.splitlines()[head + 1].endswith("a shard, but broken")
+    refused = run(tmp_path, "show", "cut")
+    assert refused.exit_code == 1
+    assert "swarmnode inspect cut.gguf" in refused.output
+
+
 def test_a_copy_is_a_file_of_its_own(model: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert "copied" in run(home, "add", "--copy", str(model)).output

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.errors import UsageError
+from swarmnode.errors import ModelFileError, UsageError
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
-from swarmnode.weights.catalog import known_models, resolve_model
+from swarmnode.weights.catalog import known_models, known_shards, resolve_model
+from swarmnode.weights.gguf_file import has_key
+from swarmnode.weights.hashing import build_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.inspect import describe
+from swarmnode.weights.shard import write_shard
+from swarmnode.weights.shard_layout import is_shard
+from swarmnode.weights.slices import ExpertRange
 
 
 @pytest.fixture
@@ -110,6 +115,57 @@ def test_a_link_to_a_file_by_the_same_name_is_no_second_model(folder: Path, tmp_
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "olmoe-Q4_0.gguf").symlink_to(folder / "olmoe-Q4_0.gguf")
     assert resolve_model("olmoe-q4", [folder, tmp_path / "cache"]) == folder / "olmoe-Q4_0.gguf"
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    """A folder with Tiny.gguf and Tiny-cut.gguf, a shard of it."""
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    model = write_tiny_gguf(folder / "Tiny.gguf", TinyModel(n_layer=2, n_expert=4, n_expert_used=2))
+    with ModelIndex.open(model) as index:
+        manifest = build_manifest(index)
+        write_shard(folder / "Tiny-cut.gguf", index, manifest, [ExpertRange(0, 0, 2)])
+    return folder
+
+
+def test_no_name_stands_for_a_shard(cut: Path) -> None:
+    """`--model tiny` once fitted two models, and `--model tiny-cut` ended in the index."""
+    assert [model.name for model in known_models([cut])] == ["Tiny"]
+    assert [shard.path for shard in known_shards([cut])] == [cut / "Tiny-cut.gguf"]
+    for name in ("tiny", "ti", cut):
+        assert resolve_model(name, [cut]) == cut / "Tiny.gguf"
+    with pytest.raises(
+        UsageError, match=r"Tiny-cut\.gguf is a shard, a part of one; `swarmnode inspect"
+    ) as caught:
+        resolve_model("tiny-c", [cut])
+    assert str(caught.value).count("Tiny-cut") == 2
+    assert (
+        resolve_model(cut / "Tiny-cut.gguf") == cut / "Tiny-cut.gguf"
+    )  # a path is what it is: `inspect` shows it
+
+
+def test_a_folder_of_shards_has_no_model(cut: Path) -> None:
+    (cut / "Tiny.gguf").unlink()
+    with pytest.raises(UsageError, match="a shard, a part of one"):
+        resolve_model(cut)
+
+
+def test_a_shard_that_is_broken_behind_its_header_is_a_shard(cut: Path) -> None:
+    path = cut / "Tiny-cut.gguf"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert is_shard(path)
+    path.write_bytes(b"GGUF")
+    assert not is_shard(path)
+    assert not is_shard(cut / "nothing.gguf")
+
+
+def test_a_vocabulary_is_not_stepped_over_to_look_for_a_shard(tmp_path: Path) -> None:
+    """Of a file of gigabytes only the first pages are read."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", TinyModel(n_layer=2, n_expert=4, n_expert_used=2))
+    assert has_key(path, "tokenizer.ggml.tokens", 1 << 20)
+    with pytest.raises(ModelFileError, match="ends after"):
+        has_key(path, "tokenizer.ggml.tokens", 64)
 
 
 def test_description_adds_up(tmp_path: Path) -> None:
