@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarmnode.api.answers import refusal
 from swarmnode.services.api_keys import PREFIX, ApiKey
-from swarmnode.services.key_limits import KeyLimits
+from swarmnode.services.key_limits import Counted, Exhausted, KeyLimits
 
 _HOST = re.compile(
     r"(?:(?P<name>localhost)|(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.IGNORECASE
 )
 _ORIGIN = re.compile(r"https?://(?P<host>.*)", re.IGNORECASE)
+_COUNTED = "swarmnode.counted"
+"""Key of a request's scope: how it counts for its key's limits."""
 _PASSED_ON = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 OPEN_PATHS = frozenset({"/health"})
 """For load balancers: tells nothing but that somebody listens."""
@@ -92,29 +95,43 @@ class LimitGuard:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the request until the last of its answer is sent, or refuse it."""
+        """Count the request until the last of its answer is sent, or refuse it. As one answer: how many it asks for
+        stands in its body, and whoever reads that calls `count_answers`."""
         limits, key = self._access.limits, _key_of(Headers(scope=scope))
         entry = None if limits is None or key is None else self._access.entry(key)
         if limits is None or entry is None:
             await self._app(scope, receive, send)
             return
-        with ExitStack() as counted:
-            exhausted = counted.enter_context(limits.request(entry))
-            if exhausted is None:
-                await self._app(scope, receive, partial(_send, send, counted))
+        with ExitStack() as running:
+            counted = running.enter_context(limits.request(entry))
+            if not isinstance(counted, Exhausted):
+                await self._app({**scope, _COUNTED: counted}, receive, partial(_send, send, running))
                 return
-        wait_s = exhausted.retry_after_s
-        message, headers = f"{exhausted.reason}; try again in {wait_s} s", {"Retry-After": str(wait_s)}
-        answer = refusal(429, message, "rate_limit_error", "rate_limit_exceeded", headers)
-        await answer(scope, receive, send)
+        await _exhausted(counted)(scope, receive, send)
 
 
-async def _send(send: Send, counted: ExitStack, message: Message) -> None:
+def count_answers(scope: Scope, n_answers: int) -> Response | None:
+    """Count this request as so many answers from now on; its refusal if the key may not have them. None, too, where
+    nothing is counted."""
+    counted: Counted | None = scope.get(_COUNTED)
+    exhausted = None if counted is None else counted.answers(n_answers)
+    return None if exhausted is None else _exhausted(exhausted)
+
+
+def _exhausted(why: Exhausted) -> Response:
+    wait_s = why.retry_after_s
+    if wait_s is None:
+        return refusal(400, why.reason)
+    message, headers = f"{why.reason}; try again in {wait_s} s", {"Retry-After": str(wait_s)}
+    return refusal(429, message, "rate_limit_error", "rate_limit_exceeded", headers)
+
+
+async def _send(send: Send, running: ExitStack, message: Message) -> None:
     """Send a part of an answer. With the last one the request counts no more, and before it is sent: who has all of an
     answer may ask again at once, long before the application has returned.
     """
     if message["type"] == "http.response.body" and not message.get("more_body", False):
-        counted.close()
+        running.close()
     await send(message)
 
 

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from swarmnode.api.access import Access, AccessGuard, LimitGuard
+from swarmnode.api.access import Access, AccessGuard, LimitGuard, count_answers
 from swarmnode.api.answer_text import Reading
 from swarmnode.api.answering import Answering, Piece, jobs_for
 from swarmnode.api.answers import (
@@ -197,6 +197,9 @@ class _Routes:
                     return self._no_model(str(asked.model))
                 if self._n_waiting + asked.n_answers > served.config.max_waiting:
                     return self._busy()
+                refused = count_answers(request.scope, asked.n_answers)
+                if refused is not None:
+                    return refused
                 answering = await self._prepare(asked)
                 self._prepared.add(answering)
         except SwarmError as error:

@@ -33,13 +33,13 @@ def command() -> None:
     "--max-concurrent",
     metavar="N",
     type=click.IntRange(1, MAX_CONCURRENT),
-    help="Requests for answers at a time.",
+    help="Answers at a time; a request may ask for several.",
 )
 @click.option(
     "--per-minute",
     metavar="N",
     type=click.IntRange(1, MAX_PER_MINUTE),
-    help="Requests for answers in a minute.",
+    help="Answers that begin in any minute.",
 )
 @home_option
 @clear_errors

@@ -41,9 +41,9 @@ class ApiKey:
     hash: str
     created_s: int
     max_concurrent: int | None = None
-    """Requests for answers at a time; None: as many as the API takes."""
+    """Answers at a time; None: as many as the API takes."""
     per_minute: int | None = None
-    """Requests for answers that begin within any minute."""
+    """Answers that begin within any minute."""
 
     def check(self) -> None:
         """Raises ValueError, which says what is expected, unless all fields are as `new_key` makes them: people change
@@ -109,7 +109,7 @@ def new_key(
         entry.check()
     except ValueError as error:
         raise UsageError(
-            f"a key may have 1 to {MAX_CONCURRENT} requests at a time and 1 to {MAX_PER_MINUTE} a minute"
+            f"a key may have 1 to {MAX_CONCURRENT} answers at a time and 1 to {MAX_PER_MINUTE} a minute"
         ) from error
     _write(path, [*keys, entry])
     return key

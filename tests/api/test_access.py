@@ -152,7 +152,7 @@ async def test_a_key_that_has_asked_as_much_as_it_may_is_told_when_to_come_again
             assert refused.headers["retry-after"] == "40"
             error = refused.json()["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-            assert "2 times a minute" in error["message"]
+            assert "2 answers a minute" in error["message"]
             for spelt in ("/v1/completions%0A", "/v1/%63ompletions", "/v1/completions?a=b"):
                 assert (await ask(few, spelt)).status_code == 429, spelt
             assert (
@@ -162,6 +162,37 @@ async def test_a_key_that_has_asked_as_much_as_it_may_is_told_when_to_come_again
                 assert (await ask(many)).status_code == 200
             await trio.sleep(40)
             assert (await ask(few)).status_code == 200
+
+
+async def test_each_answer_of_a_request_counts_for_its_key(tmp_path: Path) -> None:
+    """One request for 64 answers, by n or by prompts, once counted as one."""
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel(n_layer=2, n_expert=4, n_expert_used=2))
+    path = tmp_path / "keys.json"
+    key = new_key(path, "a", per_minute=6)
+    ring = KeyRing(path)
+    access = Access(ring.admits, is_public=True, entry=ring.entry, limits=KeyLimits(trio.current_time, 5))
+    async with open_swarm(model, tmp_path, n_ctx=64) as swarm:
+        app = build_app(
+            Served(swarm.backbone.engine, "tiny", None, dict, 0, Inline(), ApiConfig(), access=access)
+        )
+        transport = httpx.ASGITransport(app=app, client=("192.0.2.1", 5))
+        headers = {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://there", headers=headers) as client:
+
+            async def ask(**fields: Any) -> httpx.Response:
+                body = {"prompt": "a", "max_tokens": 2, **fields}
+                return await client.post("/v1/completions", json=body)
+
+            assert (await ask(prompt=["a", "b"], n=2)).status_code == 200
+            await trio.sleep(20)
+            refused = await ask(n=3)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "40"
+            too_many = await ask(n=7)
+            assert too_many.status_code == 400
+            assert "6 answers a minute, and this request is for 7" in too_many.json()["error"]["message"]
+            assert (await ask(n=2, stream=True)).status_code == 200
+            assert (await ask()).status_code == 429
 
 
 async def test_a_key_has_so_many_requests_at_a_time_and_a_stream_counts_until_its_end(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ LEVELS = [
     {"weights"},
     {"wire", "compute"},
     {"identity"},
-    {"config", "errors", "state_file"},
+    {"config", "errors", "state_file", "counts"},
 ]
 """Top to bottom; a room imports rooms below it. Rooms on one line do not import each other. `api` stands on
 `services` (it serves the engine's events), `schedule`, `models` and `gossip` on `weights` (expert ranges,
@@ -31,7 +31,7 @@ the index)."""
 TRIO_ROOMS = {"cli", "node", "net", "services", "api", "testing"}
 """Rooms that may import trio."""
 
-PURE_ROOMS = {"wire", "schedule", "gossip", "config", "errors", "identity"}
+PURE_ROOMS = {"wire", "schedule", "gossip", "config", "errors", "counts", "identity"}
 """Rooms without a clock or randomness of their own; `identity` makes keys with the system's randomness only through
 `cryptography`."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.services.api_keys import ApiKey, KeyRing, new_key, read_keys
-from swarmnode.services.key_limits import KeyLimits
+from swarmnode.services.key_limits import Counted, Exhausted, KeyLimits
 
 KEY = ApiKey("laptop", "sk-swarm-abcd", "00" * 32, 1)
 
@@ -28,23 +28,86 @@ def test_requests_at_a_time() -> None:
     limits, key = KeyLimits(Clock(), 5), replace(KEY, max_concurrent=2)
     with ExitStack() as running:
         for _ in range(2):
-            assert running.enter_context(limits.request(key)) is None
+            assert isinstance(running.enter_context(limits.request(key)), Counted)
         with limits.request(key) as exhausted:
-            assert exhausted is not None
+            assert isinstance(exhausted, Exhausted)
             assert exhausted.retry_after_s == 5
-            assert "2 requests at a time" in exhausted.reason
-        with limits.request(replace(key, hash="11" * 32)) as exhausted:
-            assert exhausted is None, "another key"
+            assert "2 answers at a time, and has them" in exhausted.reason
+        with limits.request(replace(key, hash="11" * 32)) as counted:
+            assert isinstance(counted, Counted), "another key"
     assert len(limits) == 0
+    with limits.request(key) as counted:
+        assert isinstance(counted, Counted)
+
+
+def test_each_answer_of_a_request_counts() -> None:
+    """One request for 64 answers once counted as one."""
+    clock = Clock()
+    limits, key = KeyLimits(clock, 5), replace(KEY, max_concurrent=4, per_minute=6)
+    with limits.request(key) as first:
+        assert isinstance(first, Counted)
+        assert first.answers(3) is None
+        with limits.request(key) as second:
+            assert isinstance(second, Counted)
+            exhausted = second.answers(2)
+            assert exhausted == Exhausted("this key may have 4 answers at a time, and has 3", 5)
+            with limits.request(key) as third:
+                assert isinstance(third, Counted), "what was refused does not count"
+                assert third.answers(1) is None
+        with limits.request(key) as fourth:
+            assert isinstance(fourth, Counted), "the third has ended"
+    clock.now_s += 20
+    with limits.request(key) as fifth:
+        assert isinstance(fifth, Counted)
+        exhausted = fifth.answers(4)
+        assert exhausted == Exhausted("this key may ask for 6 answers a minute, and has", 40)
+    clock.now_s += 40
+    with limits.request(key) as sixth:
+        assert isinstance(sixth, Counted)
+        assert sixth.answers(4) is None
+    assert len(limits._uses[key.hash].began_s) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (replace(KEY, max_concurrent=4), "4 answers at a time, and this request is for 5: ask for fewer"),
+        (replace(KEY, per_minute=1), "1 answer a minute, and this request is for 5: ask for fewer"),
+        (
+            replace(KEY, per_minute=3, max_concurrent=4),
+            "3 answers a minute, and this request is for 5: ask for fewer",
+        ),
+    ],
+)
+def test_more_answers_than_a_key_may_ever_have(key: ApiKey, says: str) -> None:
+    limits = KeyLimits(Clock(), 5)
+    for _ in range(10):
+        with limits.request(key) as counted:
+            assert isinstance(counted, Counted)
+            exhausted = counted.answers(5)
+            assert exhausted is not None
+            assert says in exhausted.reason
+            assert exhausted.retry_after_s is None
+    assert len(limits) == 0
+
+
+def test_a_body_that_took_longer_than_the_window_counts_from_when_it_is_read() -> None:
+    clock = Clock()
+    limits, key = KeyLimits(clock, 5), replace(KEY, per_minute=2)
+    with limits.request(key) as slow:
+        assert isinstance(slow, Counted)
+        clock.now_s += 100
+        assert slow.answers(2) is None
     with limits.request(key) as exhausted:
-        assert exhausted is None
+        assert isinstance(exhausted, Exhausted)
+        assert exhausted.retry_after_s == 60
 
 
 def test_a_request_that_fails_gives_its_place_back() -> None:
     limits, key = KeyLimits(Clock(), 5), replace(KEY, max_concurrent=1)
     for _ in range(3):
-        with suppress(ZeroDivisionError), limits.request(key) as exhausted:
-            assert exhausted is None
+        with suppress(ZeroDivisionError), limits.request(key) as counted:
+            assert isinstance(counted, Counted)
             raise ZeroDivisionError
 
 
@@ -55,7 +118,7 @@ def test_requests_a_minute() -> None:
 
     def ask() -> int | None:
         with limits.request(key) as exhausted:
-            return None if exhausted is None else exhausted.retry_after_s
+            return exhausted.retry_after_s if isinstance(exhausted, Exhausted) else None
 
     assert ask() is None
     clock.now_s += 50
@@ -74,8 +137,8 @@ def test_requests_a_minute() -> None:
 def test_a_key_without_limits_leaves_nothing() -> None:
     limits = KeyLimits(Clock(), 5)
     for _ in range(1000):
-        with limits.request(KEY) as exhausted:
-            assert exhausted is None
+        with limits.request(KEY) as counted:
+            assert counted is None
     assert len(limits) == 0
 
 
@@ -95,7 +158,7 @@ def test_a_limit_that_was_made_lower_is_waited_for_until_it_has_room() -> None:
         with limits.request(key):
             clock.now_s += 10
     with limits.request(replace(key, per_minute=1)) as exhausted:
-        assert exhausted is not None
+        assert isinstance(exhausted, Exhausted)
         assert exhausted.retry_after_s == 50
 
 
@@ -117,7 +180,7 @@ def test_limits_are_kept_beside_the_hash_and_old_files_have_none(tmp_path: Path)
 )
 def test_limits_out_of_range(tmp_path: Path, limit: dict[str, int]) -> None:
     path = tmp_path / "keys.json"
-    with pytest.raises(UsageError, match="1 to 1024 requests at a time and 1 to 10000 a minute"):
+    with pytest.raises(UsageError, match="1 to 1024 answers at a time and 1 to 10000 a minute"):
         new_key(path, "a", **limit)
     assert not path.exists()
     new_key(path, "a")
