@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
-import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from swarmnode.errors import StoreError, UsageError
-from swarmnode.state_file import read_private
+from swarmnode.state_file import create_small, read_private
 
 NODE_ID_BYTES = 32
 NODE_ID_CHARS = 52
@@ -154,27 +152,9 @@ def _create_key_file(path: Path) -> None:
     """Write a new key so that no other process ever sees half of it; keep the other's if two start at once."""
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(pem)
-                file.flush()
-                os.fsync(file.fileno())
-            _publish(Path(temporary), path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        create_small(path, pem)
     except OSError as error:
         raise StoreError(f"cannot write the node key {path}: {error.strerror}") from error
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    except OSError:  # some phones' file systems have no hard links
-        temporary.rename(path)
 
 
 def _read_key_file(path: Path) -> Ed25519PrivateKey:

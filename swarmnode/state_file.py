@@ -51,6 +51,31 @@ def replace_small(path: Path, data: bytes, *, sync: bool = True) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
+def create_small(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read, unless somebody else was first: that one stays. Whoever looks sees
+    none or all of it. OSError.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _publish(Path(temporary), path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError:  # some phones' file systems have no hard links
+        temporary.rename(path)
+
+
 def _read(path: Path, max_bytes: int) -> tuple[bytes, int]:
     descriptor = os.open(path, _FLAGS)
     try:

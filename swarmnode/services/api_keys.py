@@ -12,12 +12,14 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from swarmnode.errors import StoreError, UsageError
 from swarmnode.state_file import read_small, replace_small
+from swarmnode.weights.file_lock import wait_lock
 
 PREFIX = "sk-swarm-"
 KEY_BYTES = 32
@@ -97,11 +99,6 @@ def new_key(
     """Make a key and keep its hash; the key itself is returned, and nowhere else. Raises UsageError or StoreError."""
     if _NAME.fullmatch(name) is None:
         raise UsageError(f"{name!r} is no name of a key: use letters, digits, _, -, . and @, 64 at most")
-    keys = read_keys(path)
-    if any(key.name == name for key in keys):
-        raise UsageError(f"there is a key named {name} already: give another --name, or revoke it first")
-    if len(keys) >= MAX_KEYS:
-        raise UsageError(f"there are {MAX_KEYS} keys already: revoke some")
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     created_s = int(time.time()) if now_s is None else now_s
     entry = ApiKey(name, key[: len(PREFIX) + 4], _hash(key), created_s, max_concurrent, per_minute)
@@ -111,18 +108,25 @@ def new_key(
         raise UsageError(
             f"a key may have 1 to {MAX_CONCURRENT} answers at a time and 1 to {MAX_PER_MINUTE} a minute"
         ) from error
-    _write(path, [*keys, entry])
+    with _changing(path):
+        keys = read_keys(path)
+        if any(key.name == name for key in keys):
+            raise UsageError(f"there is a key named {name} already: give another --name, or revoke it first")
+        if len(keys) >= MAX_KEYS:
+            raise UsageError(f"there are {MAX_KEYS} keys already: revoke some")
+        _write(path, [*keys, entry])
     return key
 
 
 def revoke_key(path: Path, name: str) -> None:
     """It is good for nothing from now on. Raises UsageError if there is none of that name, StoreError."""
-    keys = read_keys(path)
-    kept = [key for key in keys if key.name != name]
-    if len(kept) == len(keys):
-        known = ", ".join(key.name for key in keys) or "none"
-        raise UsageError(f"there is no key named {name}; there are: {known}")
-    _write(path, kept)
+    with _changing(path):
+        keys = read_keys(path)
+        kept = [key for key in keys if key.name != name]
+        if len(kept) == len(keys):
+            known = ", ".join(key.name for key in keys) or "none"
+            raise UsageError(f"there is no key named {name}; there are: {known}")
+        _write(path, kept)
 
 
 class KeyRing:
@@ -175,6 +179,28 @@ def _by_hash(path: Path) -> dict[str, ApiKey]:
 
 def _hash(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Who changes the file reads and writes it alone: of two at once, one would write what the other has not seen.
+
+    Blocks while another process does. StoreError.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(f"cannot write the API keys {path}: {error.strerror}") from error
+    try:
+        try:
+            wait_lock(descriptor)
+        except OSError as error:
+            raise StoreError(f"cannot lock the API keys, {lock}: {error.strerror}") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, keys: list[ApiKey]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
 
 from swarmnode.errors import StoreError
-from swarmnode.state_file import read_private
+from swarmnode.state_file import create_small, read_private
 
 TOKEN_BYTES = 32
 MAX_TOKEN_FILE_BYTES = 4096
@@ -22,21 +21,11 @@ def load_or_create_token(path: Path) -> str:
     others.
     """
     try:
-        _create(path)
-    except FileExistsError:
-        pass
+        if not path.exists():
+            create_small(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode())
     except OSError as error:
         raise StoreError(f"cannot write the token {path}: {error.strerror}") from error
     return _read(path)
-
-
-def _create(path: Path) -> None:
-    if path.exists():
-        return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
 
 
 def _read(path: Path) -> str:

@@ -15,6 +15,10 @@ if sys.platform == "win32":
             return False
         return True
 
+    def wait_lock(descriptor: int) -> None:
+        """Lock once no other process has it; OSError if that takes more than ten seconds, and for anything else."""
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+
 else:
     import fcntl
 
@@ -25,3 +29,7 @@ else:
         except BlockingIOError:
             return False
         return True
+
+    def wait_lock(descriptor: int) -> None:
+        """Lock once no other process has it. OSError for anything else."""
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

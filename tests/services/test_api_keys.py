@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from swarmnode.errors import StoreError, UsageError
-from swarmnode.services.api_keys import PREFIX, KeyRing, new_key, read_keys, revoke_key
+from swarmnode.services import api_keys
+from swarmnode.services.api_keys import PREFIX, ApiKey, KeyRing, new_key, read_keys, revoke_key
+from swarmnode.weights.file_lock import wait_lock
 
 
 def test_the_file_has_no_key(tmp_path: Path) -> None:
@@ -25,6 +29,43 @@ def test_the_file_has_no_key(tmp_path: Path) -> None:
     assert [(key.name, key.created_s) for key in read_keys(path)] == [("laptop", 5), ("phone", 6)]
     if os.name == "posix":
         assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("change", ["new", "revoke"])
+def test_of_two_changes_at_once_neither_is_lost(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one begins when the first has read the file, and has not written it yet."""
+    path = tmp_path / "keys.json"
+    new_key(path, "a")
+    write = api_keys._write
+    has_read, is_waiting = Event(), Event()
+
+    def written_late(path: Path, keys: list[ApiKey]) -> None:
+        if not has_read.is_set():
+            has_read.set()
+            is_waiting.wait()
+        write(path, keys)
+
+    def told_lock(descriptor: int) -> None:
+        if has_read.is_set():
+            is_waiting.set()
+        wait_lock(descriptor)
+
+    def other() -> None:
+        has_read.wait()
+        try:
+            new_key(path, "b") if change == "new" else revoke_key(path, "a")
+        finally:
+            is_waiting.set()
+
+    monkeypatch.setattr(api_keys, "_write", written_late)
+    monkeypatch.setattr("swarmnode.services.api_keys.wait_lock", told_lock)
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(other)
+        new_key(path, "c")
+        done.result()
+    assert [key.name for key in read_keys(path)] == (["a", "c", "b"] if change == "new" else ["c"])
 
 
 def test_names(tmp_path: Path) -> None:

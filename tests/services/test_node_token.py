@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,22 @@ def test_it_is_made_once_and_private(tmp_path: Path) -> None:
     assert load_or_create_token(tmp_path / "other") != token
     if os.name == "posix":
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_two_processes_that_start_at_once_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one looks when the first has opened a file, and has written nothing yet: it once saw half a token."""
+    path = tmp_path / "api.token"
+    fdopen = os.fdopen
+    seen: list[str] = []
+
+    def opened(*arguments: Any) -> Any:
+        monkeypatch.setattr(os, "fdopen", fdopen)
+        seen.append(load_or_create_token(path))
+        return fdopen(*arguments)
+
+    monkeypatch.setattr(os, "fdopen", opened)
+    assert load_or_create_token(path) == load_or_create_token(path)
+    assert seen == [load_or_create_token(path)]
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"a b" * 20, b"\xff" * 50, b"x" * 5000])
