@@ -14,8 +14,8 @@ import trio
 
 from swarmnode.cli.bench_figures import Figures, Machine, Plan, lines_of
 from swarmnode.cli.bench_kernels import measure_kernels
-from swarmnode.cli.bench_plot import check_plot, draw
-from swarmnode.cli.checked import UserPath
+from swarmnode.cli.bench_plot import check_drawing, check_name, draw
+from swarmnode.cli.checked import CheckedFile
 from swarmnode.cli.common import (
     clear_errors,
     complain,
@@ -23,6 +23,7 @@ from swarmnode.cli.common import (
     config_of,
     folders_of,
     home_option,
+    model_of,
     say,
 )
 from swarmnode.cli.sizes import ByteSize
@@ -31,7 +32,6 @@ from swarmnode.compute.devices import Device
 from swarmnode.config import Folders
 from swarmnode.errors import MissingExtraError
 from swarmnode.node.common import NodeOptions, open_compute, stop_on_signal
-from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.index import ModelIndex
 
 SECTIONS = ("kernels", "prefill", "decode", "swarm")
@@ -97,7 +97,7 @@ class Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
 @click.option(
     "--plot",
-    type=UserPath(path_type=Path, dir_okay=False),
+    type=CheckedFile(check_name),
     metavar="FILE.png",
     help="Draw the figures, too (needs the extra `bench`).",
 )
@@ -131,10 +131,10 @@ def command(
              swarmnode bench swarm --rtt 0,10,40 --sequences 1,4 --plot swarm.png
     """
     if plot is not None:
-        check_plot(plot)
+        check_drawing()
     plan = Plan(
         sections=tuple(name for name in SECTIONS if not sections or name in sections),
-        model=resolve_model(model, folders_of(home).models),
+        model=model_of(model, folders_of(home)),
         device=device,
         config=config_of(threads, DEADLINE_MS),
         rounds=rounds,

@@ -13,16 +13,20 @@ from swarmnode.errors import MissingExtraError, UsageError
 PANEL_INCHES = (4.5, 3.6)
 
 
-def check_plot(path: Path) -> None:
-    """Before minutes of measuring: can the picture be drawn, and written there? UsageError if not."""
+def check_drawing() -> None:
+    """Before minutes of measuring: can pictures be drawn? MissingExtraError if not."""
     try:
         import_module("matplotlib")
     except ImportError:
         raise MissingExtraError("--plot", "bench") from None
+
+
+def check_name(path: Path) -> None:
+    """UsageError if no picture can be written there."""
     if path.suffix != ".png":
-        raise UsageError(f"--plot {path}: write a name that ends in .png")
+        raise UsageError(f"{path}: write a name that ends in .png")
     if not path.parent.is_dir():
-        raise UsageError(f"--plot {path}: there is no folder {path.parent}")
+        raise UsageError(f"{path}: there is no folder {path.parent}")
 
 
 def draw(figures: Figures, path: Path) -> None:

@@ -15,7 +15,7 @@ from swarmnode.cli.chat_screen import Screen
 from swarmnode.cli.common import DEFAULT_API, clear_errors, folders_of, home_option, visible
 from swarmnode.cli.conversation import Conversation
 from swarmnode.cli.generate import piece_text, sampling_options, stream_completion, swarm_line
-from swarmnode.cli.http_api import get_object
+from swarmnode.cli.http_api import api_type, get_object
 from swarmnode.cli.status import MAX_LISTED, lines_of, swarm_state
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import SwarmError, UsageError
@@ -34,9 +34,9 @@ A line that ends in \\ goes on in the next one; lines between two lines of \"\"\
 @click.command("chat", cls=Verb)
 @click.option(
     "--api",
+    type=api_type(),
     default=DEFAULT_API,
     show_default=True,
-    metavar="HOST:PORT|URL",
     help="A backbone's API, or any other of OpenAI's kind; its key in SWARMNODE_API_KEY.",
 )
 @click.option("--model", help="Which of its models to ask; default: the first.")

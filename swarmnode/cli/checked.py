@@ -6,6 +6,7 @@ variable or the key of the file.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,16 @@ class Checked(click.ParamType[str]):
         return str(value)
 
 
+class Finite(click.types.FloatParamType):
+    """A number: neither infinity nor nan, which compares with nothing and is no JSON."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number; write for example 0.7", param, ctx)
+        return number
+
+
 class UserPath(click.Path):
     """A Path of which a `~` at the beginning is the user's folder, as in the settings file: shells leave it in
     `--home=~/node`, and systemd and docker leave it in variables."""
@@ -45,7 +56,7 @@ class UserPath(click.Path):
 
 
 class CheckedFile(UserPath):
-    """A file that `read` reads without a UsageError. The verb gets its path."""
+    """A file that `read` reads, or finds fit to be written, without a UsageError. The verb gets its path."""
 
     def __init__(self, read: Callable[[Path], object]) -> None:
         super().__init__(path_type=Path, dir_okay=False)

@@ -2,7 +2,8 @@
 
 Exit codes: 0 all went well (so ends a backbone or worker that ran until Ctrl-C, SIGTERM or `swarmnode leave`);
 1 something failed (the line says what and what to do); 2 wrong usage: the command line, the environment or the settings
-file (click's own; `wrong_usage`, cli/checked); 130 Ctrl-C ended any other command, or one that did not run yet.
+file (click's own; `wrong_usage`, cli/checked: an option that does not take any text has a type that looks at it);
+130 Ctrl-C ended any other command, or one that did not run yet.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from swarmnode.net.bootstrap import check_source, find_peers
 from swarmnode.net.invite import checked_network
 from swarmnode.net.list_file import read_allowed
 from swarmnode.net.secret_file import read_secret
+from swarmnode.weights.catalog import resolve_model
 from swarmnode.wire.secret import NetworkSecret, network_tag
 
 P = ParamSpec("P")
@@ -161,6 +163,12 @@ def wrong_usage() -> Iterator[None]:
         raise  # the settings are right; the installation is not
     except UsageError as error:
         raise click.UsageError(str(error)) from error
+
+
+def model_of(name: str | None, folders: Folders) -> Path:
+    """The file of `--model` or MODEL: what no file and no known model is, is wrong usage."""
+    with wrong_usage():
+        return resolve_model(name, folders.models)
 
 
 def place_type(default_port: int) -> Checked:

@@ -78,10 +78,10 @@ def _found(verb: str | None, arguments: tuple[str, ...], home: Path | None) -> d
 
 def _origins_of(name: str, arguments: list[str], home: Path | None) -> list[Origin]:
     if name not in VERBS:
-        raise UsageError(f"there is no verb {name!r}; those are {', '.join(sorted(VERBS))}")
+        raise click.UsageError(f"there is no verb {name!r}; those are {', '.join(sorted(VERBS))}")
     command: click.Command = module_of(name).command
     if not isinstance(command, Verb):
-        raise UsageError(f"`swarmnode {name}` takes no settings: give its options on the command line")
+        raise click.UsageError(f"`swarmnode {name}` takes no settings: give its options on the command line")
     given = [] if home is None else ["--home", str(home)]
     has_home = any(param.name == "home" for param in command.params)
     warn_of_variables(command, name, as_json=False)

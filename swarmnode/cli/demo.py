@@ -24,7 +24,6 @@ from swarmnode.cli.common import clear_errors, complain, say
 from swarmnode.cli.generate import piece_text, stream_completion, swarm_line
 from swarmnode.cli.processes import NodeProcess, ProcessFailedError, start_node
 from swarmnode.cli.sizes import check_size
-from swarmnode.errors import UsageError
 from swarmnode.node.common import stop_on_signal
 
 PROMPT = "To Sherlock Holmes she is always"
@@ -75,7 +74,7 @@ def command(tokens: int, workers: int, budget: str, exact: bool, kill_at: int | 
     """
     play = Play(prompt, tokens, workers, budget, exact, tokens // 2 if kill_at is None else kill_at)
     if play.kill_at >= tokens:
-        raise UsageError(f"--kill-at {kill_at} is behind the last of {tokens} tokens")
+        raise click.UsageError(f"--kill-at {kill_at} is behind the last of {tokens} tokens")
     went_well = trio.run(_demo, play)
     if went_well is None:
         raise KeyboardInterrupt

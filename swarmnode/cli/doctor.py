@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 
 from swarmnode.cli import doctor_machine
+from swarmnode.cli.checked import Checked
+from swarmnode.cli.checked import check_device as check_device_name
 from swarmnode.cli.common import (
     DEFAULT_API,
     DEFAULT_SWARM_PORT,
@@ -23,6 +25,7 @@ from swarmnode.cli.common import (
     membership_of,
     network_option,
     parse_host_port,
+    place_type,
     say,
     secret_option,
 )
@@ -42,16 +45,27 @@ from swarmnode.wire.secret import network_tag
 
 
 @click.command("doctor", cls=Verb)
-@click.option("--device", help="Test this ggml device only; default: all that are found.")
+@click.option(
+    "--device",
+    type=Checked("NAME", check_device_name),
+    help="Test this ggml device only; default: all that are found.",
+)
 @max_rows_option
 @click.option("--model", help="Look this GGUF through, too: a file or a known name.")
 @click.option(
     "--listen",
+    type=place_type(DEFAULT_SWARM_PORT),
     default=f"127.0.0.1:{DEFAULT_SWARM_PORT}",
     show_default=True,
     help="Is this place free for nodes?",
 )
-@click.option("--api", default=DEFAULT_API, show_default=True, help="Is this place free for the API?")
+@click.option(
+    "--api",
+    type=place_type(8790),
+    default=DEFAULT_API,
+    show_default=True,
+    help="Is this place free for the API?",
+)
 @bootstrap_option
 @network_option
 @secret_option

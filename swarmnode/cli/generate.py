@@ -10,8 +10,9 @@ from typing import Any
 import click
 import httpx
 
-from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible
-from swarmnode.cli.http_api import base_url, error_message, key_headers, no_api, nobody_there
+from swarmnode.cli.checked import Finite
+from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible, wrong_usage
+from swarmnode.cli.http_api import api_type, base_url, error_message, key_headers, no_api, nobody_there
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import ConnectionLostError, UsageError
@@ -22,13 +23,13 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """How tokens are drawn; what is not given is left to the API, or to the caller."""
     for option in reversed(
         (
-            click.option("--temperature", type=float, help="0 takes the likeliest token."),
+            click.option("--temperature", type=Finite(), help="0 takes the likeliest token."),
             click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
             click.option(
-                "--top-p", type=float, help="Sample from the likeliest tokens of this total probability."
+                "--top-p", type=Finite(), help="Sample from the likeliest tokens of this total probability."
             ),
             click.option(
-                "--min-p", type=float, help="Drop tokens less likely than this part of the likeliest."
+                "--min-p", type=Finite(), help="Drop tokens less likely than this part of the likeliest."
             ),
             click.option("--seed", type=int, help="Makes sampling repeatable."),
         )
@@ -40,7 +41,11 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("generate", cls=Verb)
 @click.argument("prompt", required=False)
 @click.option(
-    "--api", "api", default=DEFAULT_API, show_default=True, help="Where the backbone's API listens."
+    "--api",
+    type=api_type(),
+    default=DEFAULT_API,
+    show_default=True,
+    help="Where the backbone's API listens.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
 @sampling_options
@@ -59,7 +64,8 @@ def command(prompt: str | None, api: str, max_tokens: int, chat: bool, quiet: bo
     """
     text = _prompt_text(prompt)
     given = {"temperature": 0.0} | {name: value for name, value in sampling.items() if value is not None}
-    SamplingParams(**given)  # refuses what is wrong
+    with wrong_usage():
+        SamplingParams(**given)  # refuses what is wrong
     body: dict[str, Any] = {"max_tokens": max_tokens, "stream": True, **given}
     body |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     swarm: dict[str, Any] = {}
@@ -77,14 +83,14 @@ def command(prompt: str | None, api: str, max_tokens: int, chat: bool, quiet: bo
 
 
 def _prompt_text(prompt: str | None) -> str:
-    """The prompt, or standard input for "-" and for none; UsageError if there is none, or no valid text."""
+    """The prompt, or standard input for "-" and for none; wrong usage if there is none, or no valid text."""
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError('give a PROMPT, or "-" to type it and end it with Ctrl-D')
     try:
         text = sys.stdin.read() if prompt in ("-", None) else str(prompt)
         text.encode()
     except UnicodeError as error:
-        raise UsageError("the prompt is not valid UTF-8 text") from error
+        raise click.UsageError("the prompt is not valid UTF-8 text") from error
     return text
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import click
 import httpx
 
+from swarmnode.cli.checked import Checked
 from swarmnode.cli.common import DEFAULT_API
 from swarmnode.errors import ConnectionLostError, UsageError
 
@@ -15,7 +17,7 @@ KEY_VARIABLE = "SWARMNODE_API_KEY"
 
 
 def key_headers() -> dict[str, str]:
-    """What to send for an API that asks for a key: the one in SWARMNODE_API_KEY. UsageError if it cannot be one.
+    """What to send for an API that asks for a key: the one in SWARMNODE_API_KEY. Wrong usage if it cannot be one.
 
     Only from the environment: what stands on a command line is seen by every user of the machine.
     """
@@ -23,7 +25,7 @@ def key_headers() -> dict[str, str]:
     if not key:
         return {}
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"{KEY_VARIABLE} holds what no API key can be: characters that are not ASCII")
+        raise click.UsageError(f"{KEY_VARIABLE} holds what no API key can be: characters that are not ASCII")
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -36,6 +38,11 @@ def base_url(api: str) -> str:
     except (httpx.InvalidURL, UnicodeError):
         pass
     raise UsageError(f"{api!r} is no address of an API; write HOST:PORT, for example {DEFAULT_API}")
+
+
+def api_type() -> Checked:
+    """The type of an option that says which API to ask."""
+    return Checked("HOST:PORT|URL", base_url)
 
 
 def nobody_there(base: str, error: Exception) -> ConnectionLostError:

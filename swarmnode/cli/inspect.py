@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.common import clear_errors, folders_of, home_option, say
+from swarmnode.cli.common import clear_errors, folders_of, home_option, model_of, say
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.errors import ModelFileError, UnsupportedModelError
-from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.inspect import Description, describe
 from swarmnode.weights.shard import ShardFile
@@ -31,7 +30,7 @@ def command(model: str | None, as_json: bool, home: Path | None) -> None:
     \b
     Example: swarmnode inspect model-00001-of-00003.gguf
     """
-    path = resolve_model(model, folders_of(home).models)
+    path = model_of(model, folders_of(home))
     shard = _shard(path)
     if shard is not None:
         _print_shard(shard)

@@ -18,13 +18,14 @@ from swarmnode.cli.common import (
     network_option,
     say,
     secret_option,
+    wrong_usage,
 )
 from swarmnode.cli.sizes import check_size
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
 from swarmnode.identity import NodeKey
 from swarmnode.net.address import PeerAddress, is_loopback, is_private, split_host_port
-from swarmnode.net.invite import Invite, checked_network, join_command
+from swarmnode.net.invite import MAX_PLACES, Invite, checked_network, join_command
 from swarmnode.net.own_hosts import answering, own_hosts
 from swarmnode.net.port_file import read_budget, read_host, read_port
 from swarmnode.net.secret_file import create_secret, read_secret
@@ -36,7 +37,7 @@ from swarmnode.wire.secret import NetworkSecret
 @click.option(
     "--at",
     multiple=True,
-    metavar="HOST[:PORT]",
+    type=Checked("HOST[:PORT]", lambda text: place_of(text, DEFAULT_SWARM_PORT)),
     help=f"Where this node can be dialled; several times. Default: the addresses of this machine; without a port "
     f"the one of the node's last run, or {DEFAULT_SWARM_PORT}.",
 )
@@ -77,18 +78,23 @@ def command(
         _make_secret(new_secret)
         return
     folders = folders_of(home)
-    secret = default_secret(folders) if secret_file is None else read_secret(secret_file)
+    with wrong_usage():
+        secret = default_secret(folders) if secret_file is None else read_secret(secret_file)
     if with_secret and secret is None:
-        raise UsageError("there is no network secret to put into the link: give --secret FILE")
+        raise click.UsageError("there is no network secret to put into the link: give --secret FILE")
     node_id = NodeKey.load_or_create(folders.key_file).node_id
     port = read_port(folders.port_file) or DEFAULT_SWARM_PORT
     listened = read_host(folders.port_file)
-    places = [_place(text, port) for text in at] or [(host, port) for host in _hosts(listened)]
+    places = [place_of(text, port) for text in at] or [(host, port) for host in _hosts(listened)]
     if not places:
         raise UsageError("this machine has no address that others could dial; give --at HOST:PORT")
     addresses = tuple(PeerAddress(node_id, host, port) for host, port in places)
     invite = Invite(addresses, checked_network(network or DEFAULT_NETWORK), secret if with_secret else None)
-    Invite.parse(str(invite))  # too many places, say: no link is shown that others could not read
+    if len(at) > MAX_PLACES:
+        raise click.UsageError(
+            f"a link has room for {MAX_PLACES} places, not {len(at)}: give --at less often"
+        )
+    Invite.parse(str(invite))  # no link is shown that others could not read
     _show(invite, secret, budget or read_budget(folders.port_file) or "300MB", with_qr=qr)
     say(_needs(listened, port))
 
@@ -152,7 +158,7 @@ def qr_code(link: str) -> str:
     return text.getvalue()
 
 
-def _place(text: str, port: int) -> tuple[str, int]:
+def place_of(text: str, port: int) -> tuple[str, int]:
     """HOST, HOST:PORT or [IPv6]:PORT; `port` if none is said."""
     has_port = text.endswith("]") is False and (text.startswith("[") or text.count(":") == 1)
     if ":" in text and not has_port and not text.startswith("["):

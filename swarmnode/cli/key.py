@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from swarmnode.cli.checked import Checked
 from swarmnode.cli.common import clear_errors, complain, folders_of, home_option, say
 from swarmnode.services.api_keys import (
     MAX_CONCURRENT,
     MAX_PER_MINUTE,
     ApiKey,
+    check_name,
     new_key,
     read_keys,
     revoke_key,
@@ -28,7 +30,13 @@ def command() -> None:
 
 
 @command.command("new")
-@click.option("--name", default="default", show_default=True, help="To tell keys apart.")
+@click.option(
+    "--name",
+    type=Checked("NAME", check_name),
+    default="default",
+    show_default=True,
+    help="To tell keys apart.",
+)
 @click.option(
     "--max-concurrent",
     metavar="N",

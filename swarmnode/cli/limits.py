@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 import click
 
+from swarmnode.cli.checked import Checked
 from swarmnode.cli.common import clear_errors, home_option
 from swarmnode.cli.control import show_state, tell
 from swarmnode.cli.sizes import ByteSize
-from swarmnode.errors import UsageError
 from swarmnode.schedule.restraint import Hours, OnBattery
 
 ALWAYS = "always"
@@ -20,7 +20,10 @@ ALWAYS = "always"
 @click.command("limits")
 @click.option("--budget", type=ByteSize(), help="Most memory for experts; at most what it was started with.")
 @click.option(
-    "--hours", multiple=True, metavar="A-B", help="Lend at these hours only; several times. `always` ends it."
+    "--hours",
+    type=Checked("A-B", lambda text: text == ALWAYS or Hours.parse(text)),
+    multiple=True,
+    help="Lend at these hours only; several times. `always` ends it.",
 )
 @click.option("--on-battery", type=click.Choice(get_args(OnBattery)), help="What to do on battery.")
 @click.option("--keep-free", type=ByteSize(), help="Memory that must stay available.")
@@ -54,9 +57,9 @@ def command(
 
 
 def _hours(texts: tuple[str, ...]) -> list[str]:
-    """Checked here already. UsageError."""
+    """Checked here already."""
     if ALWAYS in texts:
         if len(texts) > 1:
-            raise UsageError("--hours always goes alone")
+            raise click.UsageError("--hours always goes alone")
         return []
     return [str(Hours.parse(text)) for text in texts]

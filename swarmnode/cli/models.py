@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.checked import UserPath
-from swarmnode.cli.common import clear_errors, folders_of, home_option, say
+from swarmnode.cli.common import clear_errors, folders_of, home_option, model_of, say
 from swarmnode.cli.inspect import print_description
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.config import EngineConfig, Folders
 from swarmnode.errors import ModelFileError, StoreError, SwarmError, UsageError
-from swarmnode.weights.catalog import bundled_model, known_models, known_shards, resolve_model
+from swarmnode.weights.catalog import bundled_model, known_models, known_shards
 from swarmnode.weights.hashing import forget_manifest, verified_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.inspect import Description, describe
@@ -73,7 +73,7 @@ def show(model: str | None, home: Path | None) -> None:
     \b
     Example: swarmnode models show baker-street
     """
-    with ModelIndex.open(resolve_model(model, folders_of(home).models)) as index:
+    with ModelIndex.open(model_of(model, folders_of(home))) as index:
         about = describe(index)
     print_description(about)
     for line in needs_of(about):
@@ -122,7 +122,7 @@ def verify(model: str | None, home: Path | None) -> None:
     Example: swarmnode models verify baker-street
     """
     folders = folders_of(home)
-    with ModelIndex.open(resolve_model(model, folders.models)) as index:
+    with ModelIndex.open(model_of(model, folders)) as index:
         progress = Progress("hashing the model")
         manifest, is_known = verified_manifest(index, folders.cache, progress.update)
         progress.close()

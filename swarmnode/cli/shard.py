@@ -6,12 +6,11 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.checked import UserPath
-from swarmnode.cli.common import clear_errors, folders_of, home_option, say
+from swarmnode.cli.checked import Checked, CheckedFile
+from swarmnode.cli.common import clear_errors, folders_of, home_option, model_of, say, wrong_usage
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.errors import UsageError
-from swarmnode.weights.catalog import resolve_model
 from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.parts import split_name
@@ -19,11 +18,26 @@ from swarmnode.weights.shard import write_shard
 from swarmnode.weights.slices import ExpertRange, parse_span
 
 
+def _check_output(path: Path) -> None:
+    """UsageError unless a shard may be written there."""
+    if split_name(path.name) is not None:
+        raise UsageError(f"{path.name} looks like a part of a split model; choose another name")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file; choose another name")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.absolute().parent}; make it first")
+
+
 @click.command("shard")
 @click.argument("model")
-@click.option("--layers", required=True, metavar="A:B", help="Layers A to B-1.")
-@click.option("--experts", required=True, metavar="A:B", help="Experts A to B-1 of each of these layers.")
-@click.option("-o", "--output", required=True, type=UserPath(path_type=Path, dir_okay=False))
+@click.option("--layers", required=True, type=Checked("A:B", parse_span), help="Layers A to B-1.")
+@click.option(
+    "--experts",
+    required=True,
+    type=Checked("A:B", parse_span),
+    help="Experts A to B-1 of each of these layers.",
+)
+@click.option("-o", "--output", required=True, metavar="FILE", type=CheckedFile(_check_output))
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
 @home_option
 @clear_errors
@@ -34,18 +48,13 @@ def command(model: str, layers: str, experts: str, output: Path, force: bool, ho
     Example: swarmnode shard model.gguf --layers 0:2 --experts 0:16 -o slice.gguf
     """
     wanted_layers, wanted_experts = parse_span(layers), parse_span(experts)
-    if split_name(output.name) is not None:
-        raise UsageError(f"{output.name} looks like a part of a split model; choose another name")
-    if output.exists() and not output.is_file():
-        raise UsageError(f"{output} is not a file; choose another name")
     if output.exists() and not force:
-        raise UsageError(f"{output} exists; choose another name, or --force")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {output.absolute().parent}; make it first")
-    with ModelIndex.open(resolve_model(model, folders_of(home).models)) as index:
-        _check_span(index, wanted_layers, wanted_experts)
+        raise click.UsageError(f"{output} exists; choose another name, or --force")
+    with ModelIndex.open(model_of(model, folders_of(home))) as index:
+        with wrong_usage():
+            _check_span(index, wanted_layers, wanted_experts)
         if output.resolve() in {path.resolve() for path in index.paths}:
-            raise UsageError(f"{output} is the model itself; choose another name")
+            raise click.UsageError(f"{output} is the model itself; choose another name")
         progress = Progress("hashing the model")
         manifest = load_or_build_manifest(index, folders_of(home).cache, progress.update)
         progress.close()

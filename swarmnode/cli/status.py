@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from swarmnode.cli.common import DEFAULT_API, clear_errors, say, visible
-from swarmnode.cli.http_api import get_object
+from swarmnode.cli.http_api import api_type, get_object
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.cli.verb import Verb
 from swarmnode.errors import UsageError
@@ -27,7 +27,11 @@ COLOURS = {".": "red", "1": "yellow", "2": "green", "3": "bright_green"}
 
 @click.command("status", cls=Verb)
 @click.option(
-    "--api", "api", default=DEFAULT_API, show_default=True, help="Where the backbone's API listens."
+    "--api",
+    type=api_type(),
+    default=DEFAULT_API,
+    show_default=True,
+    help="Where the backbone's API listens.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a time.")
 @click.option(

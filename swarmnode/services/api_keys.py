@@ -88,6 +88,12 @@ def read_keys(path: Path) -> list[ApiKey]:
     return keys
 
 
+def check_name(name: str) -> None:
+    """UsageError if no key can have that name."""
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"{name!r} is no name of a key: use letters, digits, _, -, . and @, 64 at most")
+
+
 def new_key(
     path: Path,
     name: str,
@@ -97,8 +103,7 @@ def new_key(
     per_minute: int | None = None,
 ) -> str:
     """Make a key and keep its hash; the key itself is returned, and nowhere else. Raises UsageError or StoreError."""
-    if _NAME.fullmatch(name) is None:
-        raise UsageError(f"{name!r} is no name of a key: use letters, digits, _, -, . and @, 64 at most")
+    check_name(name)
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     created_s = int(time.time()) if now_s is None else now_s
     entry = ApiKey(name, key[: len(PREFIX) + 4], _hash(key), created_s, max_concurrent, per_minute)

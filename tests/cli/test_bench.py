@@ -22,7 +22,7 @@ from swarmnode.cli.bench_figures import (
     share_equal,
     token_figure,
 )
-from swarmnode.cli.bench_plot import check_plot, draw
+from swarmnode.cli.bench_plot import check_drawing, check_name, draw
 from swarmnode.cli.bench_swarm import part_of_experts_bytes
 from swarmnode.errors import UsageError
 from swarmnode.services.account import Account
@@ -93,7 +93,7 @@ def test_wrong_usage_is_told_at_once(arguments: list[str], says: str) -> None:
 
 def test_a_model_that_is_not_there() -> None:
     result = run("kernels", "--model", "/nowhere.gguf")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no known model" in result.output
 
 
@@ -178,10 +178,11 @@ def test_workers_have_room_for_all_experts_between_them() -> None:
 
 
 def test_a_picture(tmp_path: Path) -> None:
-    check_plot(tmp_path / "x.png")
+    check_drawing()
+    check_name(tmp_path / "x.png")
     with pytest.raises(UsageError, match=r"ends in \.png"):
-        check_plot(tmp_path / "x.pdf")
+        check_name(tmp_path / "x.pdf")
     with pytest.raises(UsageError, match="no folder"):
-        check_plot(tmp_path / "no" / "x.png")
+        check_name(tmp_path / "no" / "x.png")
     draw(figures(), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

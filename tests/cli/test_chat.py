@@ -123,7 +123,7 @@ def test_any_url_and_a_key() -> None:
 def test_a_key_that_cannot_be_one_is_named_but_not_shown() -> None:
     with serving() as api:
         result = run(api, "Who?\n", SWARMNODE_API_KEY="schlüssel")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "SWARMNODE_API_KEY" in result.output
     assert "schlüssel" not in result.output
 

@@ -177,4 +177,4 @@ def test_nobody_runs(verb: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("hours", [["nonsense"], ["always", "22:00-07:00"]])
 def test_hours_are_checked_here(hours: list[str], tmp_path: Path) -> None:
     options = [option for item in hours for option in ("--hours", item)]
-    assert run(tmp_path, "limits", *options).exit_code == 1
+    assert run(tmp_path, "limits", *options).exit_code == 2

@@ -68,7 +68,7 @@ def test_a_shard_is_listed_as_what_it_is(
     (tmp_path / "downloads" / "cut.gguf").write_bytes((model.parent / "cut.gguf").read_bytes()[:-1])
     assert run(tmp_path, "list").output.splitlines()[head + 1].endswith("a shard, but broken")
     refused = run(tmp_path, "show", "cut")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "swarmnode inspect cut.gguf" in refused.output
 
 

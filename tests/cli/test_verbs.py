@@ -96,7 +96,7 @@ def test_shard_writes_a_gguf(tmp_path: Path) -> None:
 
     again = ["shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(out)]
     refused = run(*again, home=tmp_path)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "--force" in refused.output
     assert run(*again, "--force", home=tmp_path).exit_code == 0
 
@@ -115,7 +115,7 @@ def test_shard_writes_a_gguf(tmp_path: Path) -> None:
 def test_shard_refuses_wrong_ranges(tmp_path: Path, arguments: list[str], says: str) -> None:
     out = tmp_path / "out.gguf"
     result = run("shard", str(bundled_model()), *arguments, "-o", str(out), home=tmp_path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert says in result.output
     assert not out.exists()
 
@@ -123,7 +123,7 @@ def test_shard_refuses_wrong_ranges(tmp_path: Path, arguments: list[str], says: 
 def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
     out = tmp_path / "x-00001-of-00002.gguf"
     result = run("shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(out))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "split" in result.output
 
 
@@ -152,13 +152,13 @@ def test_shard_refuses_a_name_that_looks_split(tmp_path: Path) -> None:
         (["backbone", "--listen", "127.0.0.1:٣"], 2, "HOST:PORT"),
         (["backbone", "--send", "never"], 2, "'auto', 'always'"),
         (["backbone", "--local-budget", "much"], 2, "is not a size"),
-        (["inspect", "nothing.gguf"], 1, "no file and no known model"),
+        (["inspect", "nothing.gguf"], 2, "no file and no known model"),
         (["generate", "hi", "--api", "127.0.0.1:9"], 1, "no backbone answers"),
-        (["generate", "hi", "--api", ":::"], 1, "no address of an API"),
-        (["generate", "hi", "--api", "http://[::1"], 1, "no address of an API"),
+        (["generate", "hi", "--api", ":::"], 2, "no address of an API"),
+        (["generate", "hi", "--api", "http://[::1"], 2, "no address of an API"),
         (["generate", "hi", "--api", "a..b:1"], 1, "a..b"),
-        (["generate", "hi", "--temperature", "nan"], 1, "temperature"),
-        (["generate", "bad\udcff"], 1, "not valid UTF-8"),
+        (["generate", "hi", "--temperature", "nan"], 2, "temperature"),
+        (["generate", "bad\udcff"], 2, "not valid UTF-8"),
         (["backbone", "--listen", "a..b:1", "--api", "127.0.0.1:0"], 1, "cannot listen"),
         (["identity", "--home", "x" * 300], 1, "File name too long"),
         (["join", "--budget", "3MB", "--hours", "25"], 2, "are no hours"),
@@ -211,7 +211,7 @@ def test_lists_that_cannot_be_fetched_stop_nobody_who_knows_others(
 def test_shard_checks_ranges_before_it_makes_lists(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     result = run("shard", str(bundled_model()), "--layers", "0:400000000", "--experts", "0:1", "-o", str(out))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "routed experts" in result.output
 
 
@@ -220,12 +220,12 @@ def test_shard_writes_files_only(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     result = run("shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(fifo))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "not a file" in result.output
     assert fifo.is_fifo()
     missing = tmp_path / "no" / "out.gguf"
     result = run("shard", str(bundled_model()), "--layers", "0:1", "--experts", "0:1", "-o", str(missing))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no folder" in result.output
 
 
