@@ -38,6 +38,7 @@ from swarmnode.cli.common import (
     secret_option,
     wrong_usage,
 )
+from swarmnode.cli.leaving import until_leaving
 from swarmnode.cli.logs import log_event, logging_options, set_up_logging
 from swarmnode.cli.progress import Pace, Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
@@ -205,7 +206,7 @@ def command(
     private = "" if member.secret is None else " --secret FILE"
     named = "" if member.network == DEFAULT_NETWORK else f" --network {shlex.quote(member.network)}"
     show = _in_log(Pace()) if log_json else _Face(named + private).show
-    trio.run(partial(run_backbone, options, show))
+    trio.run(partial(run_backbone, options, until_leaving(show)))
     show(Stopped())
 
 

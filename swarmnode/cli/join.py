@@ -32,6 +32,7 @@ from swarmnode.cli.common import (
     wrong_usage,
 )
 from swarmnode.cli.join_face import JoinFace
+from swarmnode.cli.leaving import until_leaving
 from swarmnode.cli.logs import logging_options, set_up_logging
 from swarmnode.cli.memory import return_freed_memory
 from swarmnode.cli.priority import give_way
@@ -143,7 +144,7 @@ def command(
         )
     face = JoinFace(as_json=log_json)
     try:
-        trio.run(partial(run_worker, options, face.show))
+        trio.run(partial(run_worker, options, until_leaving(face.show)))
     finally:
         face.close()
     face.show(Stopped())

@@ -49,7 +49,6 @@ class JoinFace:
         self._live = LiveLine() if live is None else live
         self._recent: deque[Lending] = deque()
         self._told: Lending | None = None
-        self._is_leaving = False
 
     def close(self) -> None:
         """Leave the terminal as it should be, whatever ended the command."""
@@ -67,8 +66,6 @@ class JoinFace:
                 self._pace = Pace()  # each try counts from its own beginning
             if not isinstance(event, Fetched) or self._pace.is_due(event.done_bytes, event.total_bytes):
                 log_event(event)
-        elif self._is_leaving and isinstance(event, Connecting | Waiting):
-            pass  # that connections end now is what leaving means
         else:
             self._live.clear()
             self._show(event)
@@ -89,7 +86,6 @@ class JoinFace:
                 self._end_download()
                 say(stance_line(event))
             case Leaving():
-                self._is_leaving = True
                 self._end_download()
                 say(LEAVING)
             case Stopped():
