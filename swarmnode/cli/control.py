@@ -24,16 +24,31 @@ def same_node(verb: str, home: Path | None) -> str:
 def show_state(state: dict[str, Any]) -> None:
     """What a worker holds to now, for people."""
     say(f"node       {state['node']}, a {state['role']} on {state['device']}")
-    say(f"now        {'paused: ' + state['paused'] if state['paused'] else 'lending'}")
+    least_bytes = state.get("least_bytes", 0)  # not told by older nodes
+    is_empty = state["allowed_bytes"] < least_bytes
+    say(
+        f"now        {'paused: ' + state['paused'] if state['paused'] else 'not lending' if is_empty else 'lending'}"
+    )
     held = f"{state['n_experts']} experts, {format_bytes(state['held_bytes'])}"
     in_memory = format_bytes(state["memory_bytes"])
     beside = "" if in_memory == format_bytes(state["held_bytes"]) else f", in {in_memory} of memory"
-    say(f"holds      {held} of {state['model']}{beside}" if state["model"] else "holds      nothing yet")
+    if is_empty and not state["n_experts"]:
+        say(f"holds      nothing: {too_small(state['allowed_bytes'], least_bytes, state['model'])}")
+    else:
+        say(f"holds      {held} of {state['model']}{beside}" if state["model"] else "holds      nothing yet")
     say(f"budget     {_budget(state)}")
     say(f"hours      {', '.join(state['hours']) or 'always'}")
     say(f"on battery {state['on_battery']}{_battery(state)}")
     say(f"keeps free {format_bytes(state['keep_free_bytes'])} of memory{_available(state)}")
     say(f"helped     {state['tokens']} tokens with {state['rows']} rows")
+
+
+def too_small(budget_bytes: int, least_bytes: int, model: str) -> str:
+    """Why a worker holds not one expert."""
+    return (
+        f"{format_bytes(budget_bytes)} are too few for one expert of {model}, which takes "
+        f"{least_bytes:,} bytes: give it a larger budget, or end it"
+    )
 
 
 def _budget(state: dict[str, Any]) -> str:

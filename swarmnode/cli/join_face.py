@@ -6,6 +6,7 @@ import logging
 from collections import deque
 
 from swarmnode.cli.common import LEAVING, say
+from swarmnode.cli.control import too_small
 from swarmnode.cli.live_line import LiveLine
 from swarmnode.cli.logs import EVENTS, fields_of, log_event
 from swarmnode.cli.memory import trim_heap
@@ -115,6 +116,9 @@ class JoinFace:
                     f"serving {event.backbone}: {event.n_experts} experts, {format_bytes(event.held_bytes)}, "
                     f"up to {event.max_rows} rows at once on {event.device}"
                 )
+            case Settled() if not event.n_experts and event.budget_bytes < event.least_bytes:
+                self._end_download()
+                say(f"holds nothing: {too_small(event.budget_bytes, event.least_bytes, event.model_name)}")
             case Settled():
                 self._end_download()
                 say(

@@ -205,6 +205,9 @@ def _seeds(manifest: Manifest) -> ModelHoldings:
 
 def _tell(state: SwarmState, report: Callable[[BackboneEvent], None], worker: Worker, left: bool) -> None:
     covered, total = state.coverage()
+    if left and worker.pauses and worker.lacks:
+        report(WorkerChanged(worker.node_id.short, "empty", worker.lacks, 0, covered, total))
+        return
     gone = "paused" if worker.pauses else "left"
     standing = gone if left else worker.standing.value
     count = sum(item.count for item in worker.ranges)

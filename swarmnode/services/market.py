@@ -352,7 +352,15 @@ class Market:
         was_settled, self._was_settled = self._was_settled, self.is_settled
         if self._was_settled and not was_settled:
             residence = self._residence
-            self._report(Settled(residence.title, residence.n_experts, residence.held_bytes))
+            self._report(
+                Settled(
+                    residence.title,
+                    residence.n_experts,
+                    residence.held_bytes,
+                    self._limit_bytes,
+                    residence.manifest.least_expert_bytes,
+                )
+            )
 
     def _arrived(self, n_bytes: int) -> None:
         self._fetched_bytes += n_bytes

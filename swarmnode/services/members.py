@@ -80,6 +80,8 @@ class Worker:
     reason: str = ""
     pauses: bool = False
     """It is connected, and offers nothing for a while."""
+    lacks: str = ""
+    """Then: what keeps it from holding anything; "" if it holds something, and pauses."""
     past: Past = field(default_factory=Past)
     """Shared by all connections of the node."""
     tally: Tally = field(default_factory=Tally)
@@ -183,11 +185,12 @@ class Members:
             if self.on_change is not None:
                 self.on_change(worker, True)
 
-    def leaving(self, peer: Peer, *, pauses: bool = False) -> None:
-        """The worker said that it goes, or (`pauses`) offers nothing for a while: send it nothing more."""
+    def leaving(self, peer: Peer, *, pauses: bool = False, lacks: str = "") -> None:
+        """The worker said that it goes, or (`pauses`) offers nothing for a while: send it nothing more. `lacks`: what
+        keeps it from holding anything."""
         worker = self._workers.get(peer.node_id)
         if worker is not None and worker.peer is peer:
-            worker.pauses = pauses
+            worker.pauses, worker.lacks = pauses, lacks
         self.disconnected(peer)
 
     def answered(self, worker: Worker) -> None:

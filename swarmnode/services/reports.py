@@ -33,6 +33,10 @@ class Settled:
     model_name: str
     n_experts: int
     held_bytes: int
+    budget_bytes: int = 0
+    """What it may hold now."""
+    least_bytes: int = 0
+    """What one expert takes, the smallest."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class WorkerChanged:
-    """A backbone's view of one worker: "serving", "suspect", "quarantined", "paused" or "left", and what all of them
-    cover."""
+    """A backbone's view of one worker: "serving", "suspect", "quarantined", "paused", "empty" (it holds nothing,
+    and `reason` says what it lacks) or "left", and what all of them cover."""
 
     worker: str
     standing: str

@@ -242,7 +242,7 @@ class ResidenceBuilder:
                 f"{self.device.info.name} has {memory_bytes / 1e6:.1f} MB; "
                 "give a smaller --budget"
             )
-        smallest = min(layer.layout.expert_bytes for layer in manifest.layers.values())
+        smallest = manifest.least_expert_bytes
         if self.budget_bytes < smallest:
             raise self._too_small(
                 f"one expert of {title(manifest)} takes {smallest / 1e6:.2f} MB, the budget is "

@@ -85,7 +85,8 @@ class Seeder:
         assert isinstance(message, messages.Announce)
         self._slices.check_model(message.model)
         if message.state != "serving":
-            self._members.leaving(peer, pauses=message.state == "fetching")
+            pauses = message.state == "fetching"
+            self._members.leaving(peer, pauses=pauses, lacks=self._lacks(message) if pauses else "")
         else:
             self._limit(peer.node_id)
             ranges = self._checked_ranges(message.holdings)
@@ -99,6 +100,16 @@ class Seeder:
             worker = self._members.announce(peer, ranges, max_rows, message.device)
             self._on_worker(worker)
         return messages.Ok(), ()
+
+    def _lacks(self, message: messages.Announce) -> str:
+        """Why a worker that offers nothing cannot hold anything; "" if it could, and pauses."""
+        least_bytes = self._manifest.least_expert_bytes
+        if message.capacity_bytes >= least_bytes:
+            return ""
+        return (
+            f"its budget of {message.capacity_bytes / 1e6:.2f} MB is too small for one expert, which takes "
+            f"{least_bytes / 1e6:.2f} MB"
+        )
 
     def _limit(self, node_id: NodeId) -> None:
         """Each announcement that brings something new means a probe and a new routing. Leaving is always heard."""

@@ -81,6 +81,7 @@ class Steward:
             "budget_bytes": wishes.budget_bytes,
             "most_bytes": self._most_bytes,
             "allowed_bytes": stance.budget_bytes,
+            "least_bytes": self._least_bytes(),
             "hours": [str(hours) for hours in wishes.hours],
             "on_battery": wishes.on_battery,
             "keep_free_bytes": self._restraint.reserve_bytes(wishes, self._conditions()),
@@ -130,6 +131,11 @@ class Steward:
     def _memory_bytes(self) -> int:
         residence = self._service.residence
         return 0 if residence is None else residence.bank.used_bytes
+
+    def _least_bytes(self) -> int:
+        """What one expert takes, the smallest; 0 while no model is known."""
+        residence = self._service.residence
+        return 0 if residence is None else residence.manifest.least_expert_bytes
 
     def _lending(self) -> Lending:
         residence, market = self._service.residence, self._service.market

@@ -344,7 +344,7 @@ class VolunteerService:
             holdings=as_fields(ranges),
             max_rows=min(residence.max_rows, MAX_PAIRS),
             device=device_text(self._builder.device.info.description),
-            capacity_bytes=min(self._builder.budget_bytes, MAX_CAPACITY_BYTES),
+            capacity_bytes=min(self._limit_bytes, MAX_CAPACITY_BYTES),
             seq=self._seq,
         )
         await ask(peer, message, messages.Ok, self._timeout_s)

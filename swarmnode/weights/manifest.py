@@ -89,6 +89,11 @@ class Manifest:
         """SHA-256 of `encode()`, 32 bytes."""
         return hashlib.sha256(self.encode()).digest()
 
+    @property
+    def least_expert_bytes(self) -> int:
+        """Bytes of one expert, of the layer where they are smallest: a smaller budget holds nothing."""
+        return min(layer.layout.expert_bytes for layer in self.layers.values())
+
     def range_bytes(self, item: ExpertRange) -> int:
         """Bytes of these experts' slabs, exact for their layer. KeyError if the layer has no routed experts."""
         return item.count * self.layers[item.layer].layout.expert_bytes

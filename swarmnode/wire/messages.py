@@ -124,7 +124,8 @@ class Announce(Message):
     """What the sender holds of a model, and whether it serves it. Each announcement replaces the one before.
 
     `max_rows`: the most (row, expert) pairs that it takes in one request. 1 is as good as any, and means fewer rows:
-    how many requests a layer becomes is the asker's to bound (DispatchConfig.max_pieces).
+    how many requests a layer becomes is the asker's to bound (DispatchConfig.max_pieces). `capacity_bytes`: what
+    experts may take now.
     """
 
     number = 32

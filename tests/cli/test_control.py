@@ -136,6 +136,20 @@ def test_limits_of_a_machine_that_tells_little(tmp_path: Path) -> None:
         assert line in output
 
 
+def test_a_worker_that_holds_nothing_says_what_it_needs(tmp_path: Path) -> None:
+    changes = {
+        "budget_bytes": 2_000_000, "allowed_bytes": 2_000_000, "least_bytes": 5_308_416, "n_experts": 0,
+        "held_bytes": 0, "memory_bytes": 0,
+    }  # fmt: skip
+    with running(tmp_path, **changes):
+        lines = run(tmp_path, "limits").output.splitlines()
+    assert lines[1] == "now        not lending"
+    assert lines[2] == (
+        "holds      nothing: 2.0 MB are too few for one expert of Baker Street 16M, which takes 5,308,416 bytes: "
+        "give it a larger budget, or end it"
+    )
+
+
 def test_memory_is_shown_where_it_is_more_than_the_experts(tmp_path: Path) -> None:
     with running(tmp_path, memory_bytes=3_400_000):
         output = run(tmp_path, "limits").output

@@ -96,6 +96,7 @@ def test_other_events(capsys: pytest.CaptureFixture[str]) -> None:
         SteppedBack("memory is short", 5_000_000),
         Resumed(),
         Settled("M", 3, 4),
+        Settled("M", 0, 0, budget_bytes=2_000_000, least_bytes=5_308_416),
         Leaving(),
         Stopped(),
     ):
@@ -103,8 +104,11 @@ def test_other_events(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "stepping back to 5.0 MB: memory is short"
     assert lines[1] == "resumed"
-    assert lines[3].startswith("leaving: ")
-    assert lines[4] == "stopped"
+    assert lines[3].startswith(
+        "holds nothing: 2.0 MB are too few for one expert of M, which takes 5,308,416 bytes"
+    )
+    assert lines[4].startswith("leaving: ")
+    assert lines[5] == "stopped"
 
 
 def test_as_json(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:

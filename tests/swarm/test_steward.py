@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from swarmnode.compute import slot_pool
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.errors import UsageError
 from swarmnode.net.peer import Body, Handler, Peer
+from swarmnode.node.backbone import _tell
 from swarmnode.node.worker import steward_of
 from swarmnode.services.control import Control
 from swarmnode.services.machine import MachineState
-from swarmnode.services.reports import Lending, Paused, Resumed, SteppedBack
+from swarmnode.services.reports import BackboneEvent, Lending, Paused, Resumed, SteppedBack, WorkerChanged
 from swarmnode.services.runners import Inline
 from swarmnode.services.steward import Senses, Steward
 from swarmnode.testing.swarm import MeddledHandlers, Swarm, SwarmWorker, open_swarm
@@ -108,6 +110,37 @@ async def test_less_memory_is_taken_when_told_and_more_again(tiny_model: Path, t
         steward.wish(budget_bytes=16 * EXPERT_BYTES)
         await world.swarm.until(lambda: world.n_served == 16, timeout_s=600)
         assert (await world.swarm.generate(PROMPT, 6))[0] == tokens
+
+
+async def test_a_worker_without_room_for_one_expert_is_empty_and_not_paused(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """It gave up everything for a budget that was made too small, and the backbone said that it paused."""
+    async with open_world(tiny_model, tmp_path) as (world, steward):
+        backbone, residence = world.swarm.backbone, world.worker.service.residence
+        assert residence is not None
+        told: list[WorkerChanged] = []
+
+        def tell(event: BackboneEvent) -> None:
+            assert isinstance(event, WorkerChanged)
+            told.append(event)
+
+        backbone.members.on_change = partial(_tell, backbone.state, tell)
+        for budget_bytes in (EXPERT_BYTES - 1, 0):
+            steward.wish(budget_bytes=budget_bytes)
+            await world.swarm.until(lambda: residence.n_experts == 0 and world.n_served == 0)
+            await trio.sleep(10)
+            gone = told[-1]
+            assert (gone.standing, gone.n_experts) == ("empty", 0)
+            assert f"its budget of {budget_bytes / 1e6:.2f} MB is too small for one expert" in gone.reason
+            state = steward.state()
+            assert (state["allowed_bytes"], state["least_bytes"]) == (budget_bytes, EXPERT_BYTES)
+            assert state["paused"] == ""
+            steward.wish(budget_bytes=16 * EXPERT_BYTES)
+            await world.swarm.until(lambda: world.n_served == 16, timeout_s=600)
+        steward.wish(is_paused=True)
+        await world.swarm.until(lambda: world.n_served == 0)
+        assert (told[-1].standing, told[-1].reason) == ("paused", "")
 
 
 @pytest.mark.parametrize("n_started", [32, 40])

@@ -96,7 +96,7 @@ async def test_a_worker_whose_machine_fails_says_goodbye(
 ) -> None:
     left: list[tuple[NodeId, bool]] = []
 
-    def leaving(peer: Peer, *, pauses: bool) -> None:
+    def leaving(peer: Peer, *, pauses: bool, lacks: str) -> None:
         left.append((peer.node_id, pauses))
 
     def decide(market: Market, nursery: trio.Nursery) -> None:
