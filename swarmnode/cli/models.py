@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,13 +16,17 @@ from swarmnode.cli.inspect import print_description
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.config import EngineConfig, Folders
-from swarmnode.errors import ModelFileError, StoreError, SwarmError, UsageError
+from swarmnode.errors import ModelFileError, StoreError, SwarmError, UnsupportedModelError, UsageError
+from swarmnode.models.registry import state_of_slot
+from swarmnode.models.state import SlotBytes
 from swarmnode.weights.catalog import bundled_model, known_models, known_shards
 from swarmnode.weights.hashing import forget_manifest, verified_manifest
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.inspect import Description, describe
 from swarmnode.weights.shard import ShardFile
 
+CONTEXT = 4096
+"""Tokens of a slot, unless --context says otherwise."""
 BUDGETS = (300_000_000, 1_000_000_000, 4_000_000_000, 16_000_000_000)
 """Of a phone, a laptop, a PC, a machine that does little else."""
 
@@ -75,9 +80,9 @@ def show(model: str | None, home: Path | None) -> None:
     """
     with ModelIndex.open(model_of(model, folders_of(home))) as index:
         about = describe(index)
-    print_description(about)
-    for line in needs_of(about):
-        say(line)
+        print_description(about)
+        for line in needs_of(about, states_of(index)):
+            say(line)
 
 
 @command.command("add")
@@ -185,14 +190,28 @@ def own_folder(folders: Folders) -> Path:
     return folders.cache / "models"
 
 
-def needs_of(about: Description) -> list[str]:
-    """What a backbone must hold, and what budgets cover, as lines."""
+def states_of(index: ModelIndex) -> list[tuple[int, SlotBytes]]:
+    """(tokens, bytes of a slot's state) for the usual context and for the longest; none for a model that cannot be run
+    here, of which everything else can be told."""
+    longest = index.integer("context_length", 1, 2**31 - 1)
+    try:
+        return [(n_ctx, state_of_slot(index, n_ctx)) for n_ctx in sorted({min(CONTEXT, longest), longest})]
+    except UnsupportedModelError:
+        return []
+
+
+def needs_of(about: Description, states: Sequence[tuple[int, SlotBytes]] = ()) -> list[str]:
+    """What a backbone must hold, and what budgets cover, as lines. `states`: of a slot, by tokens that it holds."""
     checkpoints = EngineConfig.checkpoint_bytes
     total = about.n_expert * len(about.expert_bytes)
     lines = [
         "a backbone needs",
         f"  {format_bytes(about.n_bytes):>9}  on disk",
-        f"  {format_bytes(about.dense_bytes):>9}  of memory for the dense path, beside the state of each slot",
+        f"  {format_bytes(about.dense_bytes):>9}  of memory for the dense path",
+        *(
+            f"  {format_bytes(state.total):>9}  for each of its --slots with --context {n_ctx}: {_parts(state)}"
+            for n_ctx, state in states
+        ),
         f"  {format_bytes(checkpoints):>9}  more, at most, to go on from earlier turns",
         "a worker's budget covers",
     ]
@@ -208,6 +227,10 @@ def needs_of(about: Description) -> list[str]:
     if smallest:
         lines.append(f"the smallest budget that holds one expert: {-(-smallest // 1000)} kB")
     return lines
+
+
+def _parts(state: SlotBytes) -> str:
+    return f"{format_bytes(state.cache)} KV cache, {format_bytes(state.recurrent)} recurrent state"
 
 
 def experts_of(about: Description, budget_bytes: int) -> int:

@@ -36,7 +36,7 @@ from swarmnode.models.mtp_block import MtpBlock
 from swarmnode.models.pass_checks import Member, PassChecks, check_sizes
 from swarmnode.models.replay import CoreReplay
 from swarmnode.models.slot import Slot, Tentative, not_finite
-from swarmnode.models.state import SlotStates
+from swarmnode.models.state import SlotStates, n_cells
 from swarmnode.models.weight_spec import bind_weights
 from swarmnode.weights.index import ModelIndex
 
@@ -69,7 +69,7 @@ class Backbone:
         self._n_ubatch = config.n_ubatch
         self._checks = PassChecks(self.n_vocab, n_ctx, config)
         self._kv_pad = config.kv_pad
-        self._n_cells = _round_up(n_ctx, config.kv_pad)
+        self._n_cells = n_cells(n_ctx, config.kv_pad)
         self._attention_inputs = AttentionInputs(self._n_cells)
         embedding = index.tensors["token_embd.weight"]
         specs = architecture.weights(self.hparams, index.tensors)
@@ -388,13 +388,9 @@ class Backbone:
 
     def _n_kv(self, n_tokens: int) -> int:
         """Cells that attention looks at for the first n tokens of a slot."""
-        return min(self._n_cells, _round_up(n_tokens, self._kv_pad))
+        return min(self._n_cells, n_cells(n_tokens, self._kv_pad))
 
     def _slot(self, slot: int) -> Slot:
         if not 0 <= slot < self.n_slots:
             raise UsageError(f"slot {slot} does not exist; there are {self.n_slots}")
         return self._slots[slot]
-
-
-def _round_up(n: int, unit: int) -> int:
-    return (n + unit - 1) // unit * unit

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
@@ -19,6 +20,37 @@ from swarmnode.models.base import F32Array
 from swarmnode.models.batch_buffers import allocate_batch, batch_sizes, n_bytes_of
 from swarmnode.models.hparams import Hparams
 from swarmnode.models.layer_builder import state_name
+
+
+@dataclass(frozen=True)
+class SlotBytes:
+    """What one slot keeps between tokens. `cache`: K and V of every token of its context; `recurrent`: states and
+    convolutions, whatever the context."""
+
+    cache: int
+    recurrent: int
+
+    @property
+    def total(self) -> int:
+        return self.cache + self.recurrent
+
+
+def n_cells(n_ctx: int, kv_pad: int) -> int:
+    """Cells of a KV cache for so many tokens: whole steps of the sizes that graphs are kept for."""
+    return -(-n_ctx // kv_pad) * kv_pad
+
+
+def slot_bytes(architecture: Architecture, hparams: Hparams, n_cells: int) -> SlotBytes:
+    """Of a slot whose KV cache has so many cells."""
+    cache = recurrent = 0
+    for layer in range(hparams.n_layer + hparams.n_mtp):
+        for ggml_type, ne in architecture.layer_states(hparams, layer, n_cells).values():
+            n_bytes = ggml.row_bytes(ggml_type, ne[0]) * math.prod(ne[1:])
+            if hparams.recurrent[layer]:
+                recurrent += n_bytes
+            else:
+                cache += n_bytes
+    return SlotBytes(cache, recurrent)
 
 
 class SlotStates:
@@ -106,9 +138,7 @@ def _check_memory(
     """DeviceError for states and `n_bytes` of buffers larger than the device's memory, which the system may promise all
     the same.
     """
-    for layer in range(hparams.n_layer + hparams.n_mtp):
-        for ggml_type, ne in architecture.layer_states(hparams, layer, n_ctx).values():
-            n_bytes += n_slots * ggml.row_bytes(ggml_type, ne[0]) * math.prod(ne[1:])
+    n_bytes += n_slots * slot_bytes(architecture, hparams, n_ctx).total
     available = device.info.memory_total_bytes
     if 0 < available < n_bytes:
         raise DeviceError(

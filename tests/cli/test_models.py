@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from swarmnode.cli import main
-from swarmnode.cli.models import experts_of, needs_of
+from swarmnode.cli.models import experts_of, needs_of, states_of
+from swarmnode.cli.sizes import format_bytes
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.catalog import bundled_model
 from swarmnode.weights.index import ModelIndex
@@ -40,12 +41,37 @@ def test_add_list_show_remove(model: Path, tmp_path: Path) -> None:
     shown = run(home, "show", "tiny").output
     assert "a worker's budget covers" in shown
     assert "8 experts of 8 (100.0%)" in shown
+    assert "for each of its --slots with --context 4096: " in shown
 
     assert "say so with --yes" in run(home, "remove", "Tiny").output
     removed = run(home, "remove", "tiny", "--yes")
     assert removed.output == "Tiny is removed: 1 link(s)\n"
     assert model.exists()
     assert "is no model in" in run(home, "remove", "tiny", "--yes").output
+
+
+def test_the_state_of_a_slot_is_shown_for_the_usual_and_the_longest_context(tmp_path: Path) -> None:
+    with ModelIndex.open(bundled_model()) as index:
+        about, states = describe(index), states_of(index)
+    usual = states[0][1]
+    lines = needs_of(about, [(4096, usual), (262_144, replace(usual, cache=64 * usual.cache))])
+    shown = [line for line in lines if "--slots" in line]
+    assert shown == [
+        f"  {format_bytes(usual.total):>9}  for each of its --slots with --context 4096: "
+        f"{format_bytes(usual.cache)} KV cache, {format_bytes(usual.recurrent)} recurrent state",
+        f"  {format_bytes(64 * usual.cache + usual.recurrent):>9}  for each of its --slots with --context 262144: "
+        f"{format_bytes(64 * usual.cache)} KV cache, {format_bytes(usual.recurrent)} recurrent state",
+    ]
+
+
+def test_a_model_that_cannot_be_run_is_shown_without_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmnode.models.registry.ARCHITECTURES", {})
+    result = run(tmp_path, "show")
+    assert result.exit_code == 0, result.output
+    assert "of memory for the dense path" in result.output
+    assert "--slots" not in result.output
 
 
 def test_the_bundled_file_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def test_a_worker_needs_nothing_of_the_backbones_extra() -> None:
         "for name in ('tokenizers', 'jinja2', 'starlette', 'hypercorn', 'httpx'):\n"
         "    sys.modules[name] = None\n"
         "import swarmnode.cli.join, swarmnode.cli.identity, swarmnode.cli.inspect, swarmnode.cli.shard\n"
-        "import swarmnode.cli.doctor, swarmnode.cli.bench\n"
+        "import swarmnode.cli.doctor, swarmnode.cli.bench, swarmnode.cli.models\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -12,7 +12,8 @@ import pytest
 
 from swarmnode.errors import ContextFullError, DeviceError, ModelFileError, UnsupportedModelError, UsageError
 from swarmnode.models.base import ExpertCall, F32Array, run_pass
-from swarmnode.models.registry import open_model
+from swarmnode.models.registry import open_model, state_of_slot
+from swarmnode.models.state import SlotBytes
 from swarmnode.testing.tiny_gguf import TinyModel, write_tiny_gguf
 from swarmnode.weights.index import ModelIndex
 
@@ -54,6 +55,9 @@ def test_state_bytes_are_allocated_at_opening(local: LocalModel) -> None:
     columns = 5 * SMALL.n_embd + channels + 2 * SMALL.n_v_heads * SMALL.state_size + SMALL.n_vocab
     company = local.model.state_bytes - 2 * (3 * recurrent + kv + between_layers)
     assert 4 * columns < company / 2 < 8 * columns
+    for n_ctx in (512, 257):  # caches grow in steps of 256 cells
+        assert state_of_slot(local.index, n_ctx) == SlotBytes(kv, 3 * recurrent)
+    assert state_of_slot(local.index, 256) == SlotBytes(kv // 2, 3 * recurrent)
     before = local.model.state_bytes
     local.run(TOKENS)
     assert local.model.state_bytes == before

@@ -16,6 +16,7 @@ import pytest
 from swarmnode.errors import UsageError
 from swarmnode.models.backbone import Backbone
 from swarmnode.models.base import F32Array, Part, run_pass
+from swarmnode.models.registry import state_of_slot
 from swarmnode.testing.tiny_gguf import TinyModel
 
 from .kit import SMALL, LocalModel, open_tiny, random_tokens
@@ -362,6 +363,7 @@ def test_its_memory_is_counted(folder: Path, other_folder: Path) -> None:
         kv = 2 * 512 * TINY.n_head_kv * TINY.head_dim * 2
         batch = 2 * TINY.n_embd * 4
         assert ours.model.state_bytes - theirs.model.state_bytes == 2 * kv + batch
+        assert state_of_slot(ours.index, 512).cache - state_of_slot(theirs.index, 512).cache == kv
         assert ours.model.checkpoint_bytes - theirs.model.checkpoint_bytes == 4 * TINY.n_embd
 
 
