@@ -14,6 +14,7 @@ from swarmnode.api.fields import MAX_NAME_CHARS, flag, integer, mapping, object_
 from swarmnode.api.messages import messages_of
 from swarmnode.api.response_format import FREE, ResponseFormat, response_format_of
 from swarmnode.api.tools import ToolUse, tool_use_of
+from swarmnode.counts import counted
 from swarmnode.errors import UsageError
 from swarmnode.models.sampling import SamplingParams
 
@@ -95,7 +96,8 @@ def parse_completion_untrusted(body: object) -> CompletionRequest:
     )
     if asked.n_answers > MAX_ANSWERS:
         raise UsageError(
-            f"prompt: {len(asked.prompts)} prompts with {asked.n} answers each are more than {MAX_ANSWERS} answers"
+            f"prompt: {counted(len(asked.prompts), 'prompt')} with {counted(asked.n, 'answer')} each "
+            f"are more than {MAX_ANSWERS} answers"
         )
     return asked
 

@@ -44,6 +44,7 @@ from swarmnode.cli.progress import Pace, Progress
 from swarmnode.cli.sizes import ByteSize, format_bytes
 from swarmnode.cli.verb import Verb
 from swarmnode.config import Config, Drafts, EngineConfig, Repack, Speculate
+from swarmnode.counts import counted
 from swarmnode.errors import UsageError
 from swarmnode.net.address import PeerAddress, is_loopback
 from swarmnode.net.invite import join_command, suggested_budget
@@ -278,7 +279,7 @@ class _Face:
     def _worker(self, event: WorkerChanged) -> None:
         reason = f" ({event.reason})" if event.reason else ""
         say(
-            f"worker {event.worker} {event.standing}{reason}: {event.n_experts} experts; "
+            f"worker {event.worker} {event.standing}{reason}: {counted(event.n_experts, 'expert')}; "
             f"{event.covered} of {event.total} covered by workers"
         )
 
@@ -287,11 +288,12 @@ class _Face:
         experts = sum(layer.layout.n_expert for layer in manifest.layers.values())
         routed = routed_bytes(manifest)
         say(
-            f"model {manifest.name}: {experts} experts, {format_bytes(routed)}, id {manifest.model_id.hex()[:16]}"
+            f"model {manifest.name}: {counted(experts, 'expert')}, {format_bytes(routed)}, "
+            f"id {manifest.model_id.hex()[:16]}"
         )
         say(f"device {event.device.name} ({event.device.description})")
         say(
-            f"{event.n_slots} conversations of {event.n_ctx} tokens at a time, "
+            f"{counted(event.n_slots, 'conversation')} of {event.n_ctx} tokens at a time, "
             f"{format_bytes(event.state_bytes // event.n_slots)} each; "
             f"at most {format_bytes(event.checkpoint_bytes)} more to go on from earlier turns"
         )

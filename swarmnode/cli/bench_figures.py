@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.config import Config
+from swarmnode.counts import counted
 from swarmnode.services.account import Account
 
 QUIET_LOAD = 0.2
@@ -166,15 +167,17 @@ def share_equal(answers: Sequence[tuple[int, ...]], local: Sequence[tuple[int, .
 def lines_of(figures: Figures) -> Iterator[str]:
     """The tables, for people."""
     machine = figures.machine
-    yield f"{machine.model}: {machine.n_layer} layers of {machine.n_expert} experts, {machine.n_expert_used} a token"
-    yield f"{machine.device}, {machine.threads} threads; medians of {machine.rounds} rounds taken in turns"
+    layers, experts = counted(machine.n_layer, "layer"), counted(machine.n_expert, "expert")
+    yield f"{machine.model}: {layers} of {experts}, {machine.n_expert_used} a token"
+    threads, rounds = counted(machine.threads, "thread"), counted(machine.rounds, "round")
+    yield f"{machine.device}, {threads}; medians of {rounds} taken in turns"
     if figures.kernels:
         yield ""
         yield from _kernel_lines(figures.kernels)
     titles = {
-        "prefill": f"prefill, {machine.prompt_tokens} tokens, no worker",
-        "decode": f"decode, {machine.decode_tokens} tokens, no worker",
-        "swarm": f"decode, {machine.decode_tokens} tokens, workers behind a delaying proxy, "
+        "prefill": f"prefill, {counted(machine.prompt_tokens, 'token')}, no worker",
+        "decode": f"decode, {counted(machine.decode_tokens, 'token')}, no worker",
+        "swarm": f"decode, {counted(machine.decode_tokens, 'token')}, workers behind a delaying proxy, "
         f"threads of each: {machine.worker_threads}",
     }
     for name, title in titles.items():
@@ -184,7 +187,8 @@ def lines_of(figures: Figures) -> Iterator[str]:
             yield from _token_lines(rows)
     if figures.is_noisy:
         yield ""
-        yield f"NOISY: a load of {machine.load:.1f} on {machine.cores} cores before; these figures say little"
+        cores = counted(machine.cores, "core")
+        yield f"NOISY: a load of {machine.load:.1f} on {cores} before; these figures say little"
 
 
 def _kernel_lines(rows: Sequence[KernelFigure]) -> Iterator[str]:
@@ -211,4 +215,7 @@ def _token_lines(rows: Sequence[TokenFigure]) -> Iterator[str]:
         yield "pairs: of (row, expert), computed by workers; same: tokens until one differs"
         yield "from the answer without workers (16-bit rows and sums round)"
     if late := sum(row.late for row in rows):
-        yield f"{late} pairs came too late and were computed here: the speeds above are not the workers'"
+        were = "was" if late == 1 else "were"
+        yield (
+            f"{counted(late, 'pair')} came too late and {were} computed here: the speeds above are not the workers'"
+        )

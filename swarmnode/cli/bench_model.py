@@ -10,6 +10,7 @@ from swarmnode.cli.bench_swarm import NETWORK, measure_swarm, open_swarm
 from swarmnode.cli.common import complain, default_secret
 from swarmnode.compute.devices import Device
 from swarmnode.config import Folders
+from swarmnode.counts import counted
 from swarmnode.net.delay_proxy import LOOPBACK
 from swarmnode.node.backbone_parts import BackboneOptions, loaded
 from swarmnode.services.runners import ComputeGate
@@ -43,7 +44,7 @@ async def measure_model(
             complain("measuring decode ...")
             figures.decode = await measure_decode(bench, plan.sequences, plan.rounds)
         if "swarm" in plan.sections:
-            complain(f"starting {plan.n_workers} workers ...")
+            complain(f"starting {counted(plan.n_workers, 'worker')} ...")
             async with open_swarm(bench, options, device.info, folder) as swarm:
                 await swarm.join(plan)
                 complain("measuring decode over the workers ...")

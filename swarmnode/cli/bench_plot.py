@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.cli.bench_figures import Figures, TokenFigure
+from swarmnode.counts import counted
 from swarmnode.errors import MissingExtraError, UsageError
 
 PANEL_INCHES = (4.5, 3.6)
@@ -79,7 +80,7 @@ def _draw_swarm(axes: Any, figures: Figures) -> None:
             axes.axhline(alone.tokens_per_s, linestyle=":", color=line.get_color())
     least = min((row for row in figures.swarm if row.workers), key=lambda row: row.layers_remote)
     title = (
-        f"{least.workers} workers, {least.layers_remote:g}/{least.layers_total} layers remote,\n"
+        f"{counted(least.workers, 'worker')}, {least.layers_remote:g}/{least.layers_total} layers remote,\n"
         f"{least.rounds_per_token:g} rounds a token; dotted: no worker"
     )
     axes.set_ylim(bottom=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from swarmnode.cli.common import folders_of, say
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.counts import counted
 from swarmnode.net.control_socket import ask_control
 
 
@@ -29,7 +30,7 @@ def show_state(state: dict[str, Any]) -> None:
     say(
         f"now        {'paused: ' + state['paused'] if state['paused'] else 'not lending' if is_empty else 'lending'}"
     )
-    held = f"{state['n_experts']} experts, {format_bytes(state['held_bytes'])}"
+    held = f"{counted(state['n_experts'], 'expert')}, {format_bytes(state['held_bytes'])}"
     in_memory = format_bytes(state["memory_bytes"])
     beside = "" if in_memory == format_bytes(state["held_bytes"]) else f", in {in_memory} of memory"
     if is_empty and not state["n_experts"]:
@@ -40,7 +41,7 @@ def show_state(state: dict[str, Any]) -> None:
     say(f"hours      {', '.join(state['hours']) or 'always'}")
     say(f"on battery {state['on_battery']}{_battery(state)}")
     say(f"keeps free {format_bytes(state['keep_free_bytes'])} of memory{_available(state)}")
-    say(f"helped     {state['tokens']} tokens with {state['rows']} rows")
+    say(f"helped     {counted(state['tokens'], 'token')} with {counted(state['rows'], 'row')}")
 
 
 def too_small(budget_bytes: int, least_bytes: int, model: str) -> str:

@@ -37,6 +37,7 @@ from swarmnode.compute import library
 from swarmnode.compute.devices import DeviceInfo, build_report, list_devices, open_device
 from swarmnode.compute.self_test import SelfTestReport, check_device
 from swarmnode.config import Folders
+from swarmnode.counts import counted
 from swarmnode.errors import SwarmError
 from swarmnode.services.machine import read_machine
 from swarmnode.weights.catalog import bundled_model, resolve_model
@@ -234,5 +235,6 @@ def _models(named: str | None, folders: Folders) -> Iterator[Finding]:
             continue
         yield (
             "ok",
-            f"model {path.name}: {layers} layers of {experts} experts; header, tensors and sizes are sound",
+            f"model {path.name}: {counted(layers, 'layer')} of {counted(experts, 'expert')}; "
+            "header, tensors and sizes are sound",
         )

@@ -15,6 +15,7 @@ from swarmnode.cli.common import DEFAULT_API, clear_errors, complain, visible, w
 from swarmnode.cli.http_api import api_type, base_url, error_message, key_headers, no_api, nobody_there
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.cli.verb import Verb
+from swarmnode.counts import counted
 from swarmnode.errors import ConnectionLostError, UsageError
 from swarmnode.models.sampling import SamplingParams
 
@@ -148,12 +149,12 @@ def swarm_line(swarm: dict[str, Any]) -> str:
     if not swarm or not swarm.get("pairs"):
         return "swarm: nothing was computed"
     line = (
-        f"swarm: {swarm['share_remote']:.0%} of {swarm['pairs']} expert rows remote, "
+        f"swarm: {swarm['share_remote']:.0%} of {counted(swarm['pairs'], 'expert row')} remote, "
         f"{swarm['pairs_fallback']} replaced by the local copy"
     )
     if swarm.get("drafted_tokens"):
-        line += f", {swarm['accepted_tokens']} of {swarm['drafted_tokens']} guessed tokens right"
+        line += f", {swarm['accepted_tokens']} of {counted(swarm['drafted_tokens'], 'guessed token')} right"
     for name, worker in swarm["workers"].items():
         sent, received = format_bytes(worker["bytes_out"]), format_bytes(worker["bytes_in"])
-        line += f" | {name}: {worker['pairs']} rows, {sent} out, {received} in"
+        line += f" | {name}: {counted(worker['pairs'], 'row')}, {sent} out, {received} in"
     return line

@@ -10,6 +10,7 @@ import click
 
 from swarmnode.cli.common import clear_errors, folders_of, home_option, model_of, say
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.counts import counted
 from swarmnode.errors import ModelFileError, UnsupportedModelError
 from swarmnode.weights.index import ModelIndex
 from swarmnode.weights.inspect import Description, describe
@@ -53,14 +54,18 @@ def _shard(path: Path) -> ShardFile | None:
 
 def _print_shard(shard: ShardFile) -> None:
     count = sum(len(experts) for experts in shard.experts.values())
-    say(f"a shard of model {shard.model_id.hex()[:16]}: {count} experts, {format_bytes(shard.n_bytes)}")
+    say(
+        f"a shard of model {shard.model_id.hex()[:16]}: {counted(count, 'expert')}, {format_bytes(shard.n_bytes)}"
+    )
     for item in ranges_of(shard.experts):
         say(f"  {item}")
 
 
 def print_description(about: Description) -> None:
     """Print layers, experts, bytes and quantisation."""
-    say(f"{about.name} ({about.architecture}), {format_bytes(about.n_bytes)} in {len(about.parts)} file(s)")
+    say(
+        f"{about.name} ({about.architecture}), {format_bytes(about.n_bytes)} in {counted(len(about.parts), 'file')}"
+    )
     for path in about.parts:
         say(f"  {path}")
     say(f"layers            {about.n_layer}, of which {len(about.expert_bytes)} with routed experts")

@@ -12,6 +12,7 @@ from swarmnode.cli.logs import EVENTS, fields_of, log_event
 from swarmnode.cli.memory import trim_heap
 from swarmnode.cli.progress import Pace, Progress
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.counts import counted
 from swarmnode.services.reports import (
     Connecting,
     Fetched,
@@ -101,7 +102,7 @@ class JoinFace:
                 self._download = Progress(_DOWNLOAD)  # each try counts from its own beginning
                 self._is_downloading = event.new_experts > 0
                 say(
-                    f"downloading {event.new_experts} experts of {event.model_name} "
+                    f"downloading {counted(event.new_experts, 'expert')} of {event.model_name} "
                     f"({format_bytes(event.fetch_bytes)}) beside {event.kept_experts} held"
                 )
             case Fetched():
@@ -113,8 +114,9 @@ class JoinFace:
                 self._tested(event)
             case Serving():
                 say(
-                    f"serving {event.backbone}: {event.n_experts} experts, {format_bytes(event.held_bytes)}, "
-                    f"up to {event.max_rows} rows at once on {event.device}"
+                    f"serving {event.backbone}: {counted(event.n_experts, 'expert')}, "
+                    f"{format_bytes(event.held_bytes)}, "
+                    f"up to {counted(event.max_rows, 'row')} at once on {event.device}"
                 )
             case Settled() if not event.n_experts and event.budget_bytes < event.least_bytes:
                 self._end_download()
@@ -122,7 +124,8 @@ class JoinFace:
             case Settled():
                 self._end_download()
                 say(
-                    f"full: {event.n_experts} experts of {event.model_name}, {format_bytes(event.held_bytes)}"
+                    f"full: {counted(event.n_experts, 'expert')} of {event.model_name}, "
+                    f"{format_bytes(event.held_bytes)}"
                 )
 
     def _end_download(self) -> None:
@@ -132,7 +135,7 @@ class JoinFace:
     def _tested(self, event: Tested) -> None:
         worst = min(event.report.results, key=lambda result: result.min_cosine)
         say(
-            f"self-test: {len(event.report.results)} checks, lowest cosine {worst.min_cosine:.6f} "
+            f"self-test: {counted(len(event.report.results), 'check')}, lowest cosine {worst.min_cosine:.6f} "
             f"({worst.weights}, width {worst.width}, against {worst.reference})"
         )
 
@@ -175,9 +178,9 @@ def lending_line(now: Lending, before: Lending) -> str:
         rate = (now.rows - before.rows) / span_s if span_s > 0 else 0.0
         parts = [f"{rate:.0f} rows/s" if rate >= 10 or rate == 0 else f"{rate:.1f} rows/s"]
     parts += [
-        f"{now.tokens} tokens helped",
+        f"{counted(now.tokens, 'token')} helped",
         f"{format_bytes(now.bytes_in)} in, {format_bytes(now.bytes_out)} out",
-        f"{now.n_experts} experts on {now.device}",
-        "1 peer" if now.peers == 1 else f"{now.peers} peers",
+        f"{counted(now.n_experts, 'expert')} on {now.device}",
+        counted(now.peers, "peer"),
     ]
     return " | ".join([*parts, *([now.power] if now.power else [])])

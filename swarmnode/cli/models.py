@@ -16,6 +16,7 @@ from swarmnode.cli.inspect import print_description
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.config import EngineConfig, Folders
+from swarmnode.counts import counted
 from swarmnode.errors import ModelFileError, StoreError, SwarmError, UnsupportedModelError, UsageError
 from swarmnode.models.registry import state_of_slot
 from swarmnode.models.state import SlotBytes
@@ -110,7 +111,7 @@ def add(file: Path, with_copy: bool, home: Path | None) -> None:
     names = [
         model.name for model in known_models([folder]) if model.path.name in {path.name for path in paths}
     ]
-    say(f"{names[0]}: {len(paths)} file(s) {'copied' if with_copy else 'linked'} in {folder}")
+    say(f"{names[0]}: {counted(len(paths), 'file')} {'copied' if with_copy else 'linked'} in {folder}")
     say(f"swarmnode backbone --model {names[0]}")
 
 
@@ -163,8 +164,10 @@ def remove(name: str, yes: bool, home: Path | None) -> None:
     what = "link" if linked else "file"
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"this deletes {len(paths)} {what}(s) of {found[0].name}; say so with --yes")
-        click.confirm(f"Delete {len(paths)} {what}(s) of {found[0].name}?", abort=True)
+            raise UsageError(
+                f"this deletes {counted(len(paths), what)} of {found[0].name}; say so with --yes"
+            )
+        click.confirm(f"Delete {counted(len(paths), what)} of {found[0].name}?", abort=True)
     try:
         with ModelIndex.open(found[0].path) as index:
             forget_manifest(index, folders.cache)
@@ -172,7 +175,7 @@ def remove(name: str, yes: bool, home: Path | None) -> None:
         pass  # a broken file has none
     for path in paths:
         path.unlink()
-    say(f"{found[0].name} is removed: {len(paths)} {what}(s)")
+    say(f"{found[0].name} is removed: {counted(len(paths), what)}")
 
 
 def _content(path: Path) -> str:
@@ -182,7 +185,7 @@ def _content(path: Path) -> str:
     except SwarmError:
         return "a shard, but broken"
     count = sum(len(experts) for experts in shard.experts.values())
-    return f"{count} experts of model {shard.model_id.hex()[:16]}"
+    return f"{counted(count, 'expert')} of model {shard.model_id.hex()[:16]}"
 
 
 def own_folder(folders: Folders) -> Path:
@@ -219,7 +222,7 @@ def needs_of(about: Description, states: Sequence[tuple[int, SlotBytes]] = ()) -
     for budget in BUDGETS:
         n_experts = min(total, experts_of(about, budget))
         lines.append(
-            f"  {format_bytes(budget):>9}  {n_experts} experts of {total} ({n_experts / max(1, total):.1%})"
+            f"  {format_bytes(budget):>9}  {counted(n_experts, 'expert')} of {total} ({n_experts / max(1, total):.1%})"
         )
         if n_experts == total:
             break

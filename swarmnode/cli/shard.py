@@ -10,6 +10,7 @@ from swarmnode.cli.checked import Checked, CheckedFile
 from swarmnode.cli.common import clear_errors, folders_of, home_option, model_of, say, wrong_usage
 from swarmnode.cli.progress import Progress
 from swarmnode.cli.sizes import format_bytes
+from swarmnode.counts import counted
 from swarmnode.errors import UsageError
 from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
@@ -62,7 +63,7 @@ def command(model: str, layers: str, experts: str, output: Path, force: bool, ho
         # The manifest is of exactly this file, and whoever takes slices checks them.
         write_shard(output, index, manifest, ranges, check=False, sync=False)
     count = len(ranges) * len(wanted_experts)
-    say(f"{output}: {count} experts, {format_bytes(output.stat().st_size)}")
+    say(f"{output}: {counted(count, 'expert')}, {format_bytes(output.stat().st_size)}")
 
 
 def _check_span(index: ModelIndex, layers: range, experts: range) -> None:

@@ -16,6 +16,7 @@ from swarmnode.cli.common import DEFAULT_API, clear_errors, say, visible
 from swarmnode.cli.http_api import api_type, get_object
 from swarmnode.cli.sizes import format_bytes
 from swarmnode.cli.verb import Verb
+from swarmnode.counts import counted
 from swarmnode.errors import UsageError
 
 WIDTH = 80
@@ -96,13 +97,13 @@ def _head(state: dict[str, Any]) -> Iterator[str]:
     own = state["own"]
     yield _fit(f"model      {state['model']} ({state['model_id'][:16]})")
     yield _fit(f"this node  {own['node']}")
-    holds = "all experts, for others to fetch" if own["seeds"] else f"{own['serving']} experts"
+    holds = "all experts, for others to fetch" if own["seeds"] else counted(own["serving"], "expert")
     yield _fit(f"           {', '.join(own['roles'])} on {own['device']}; holds {holds}")
     for number, address in enumerate(own["addresses"] or [_no_address(own)]):
         yield _fit(f"{'           ' if number else 'addresses  '}{address}")
     yield _fit(f"reachable  {_reachability(own)}")
     yield _fit(
-        f"connected  {_counted(own['connected'], 'node')}; {_counted(own['neighbours'], 'gossip neighbour')}"
+        f"connected  {counted(own['connected'], 'node')}; {counted(own['neighbours'], 'gossip neighbour')}"
     )
     if own["key_conflict"]:
         yield _fit("WARNING    another node runs with this node's key: stop one of the two")
@@ -179,7 +180,7 @@ def _scarcest(state: dict[str, Any]) -> Iterator[str]:
 def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
     nodes = state["nodes"]
     roles = ", ".join(f"{count} {role}" for role, count in sorted(state["roles"].items()))
-    yield _fit(f"nodes      {_counted(state['nodes_known'], 'other')} known{f': {roles}' if roles else ''}")
+    yield _fit(f"nodes      {counted(state['nodes_known'], 'other')} known{f': {roles}' if roles else ''}")
     if nodes:
         yield "   name     role      device state      experts   budget  known address"
     for node in nodes[:max_nodes]:
@@ -197,10 +198,6 @@ def _nodes(state: dict[str, Any], max_nodes: int) -> Iterator[str]:
         yield "   * connected with this node"
     if "?" in marks:
         yield _fit("   ? by what it said last; not connected: it may be gone until its record lapses")
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _mark(node: dict[str, Any]) -> str:

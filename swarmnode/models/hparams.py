@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from swarmnode.counts import counted
 from swarmnode.models.metadata import Metadata, shown
 from swarmnode.weights.index import ModelIndex
 
@@ -105,7 +106,9 @@ class MetadataReader(Metadata):
         counts = self.integers(name, 0, MAX_HEADS)
         n_needed = max(self.index.n_layer, *(layer + 1 for layer in layers), 0)
         if len(counts) < n_needed:
-            self.fail(name, f"has {len(counts)} entries for {n_needed} layers")
+            self.fail(
+                name, f"has {counted(len(counts), 'entry', 'entries')} for {counted(n_needed, 'layer')}"
+            )
         used = {counts[layer] for layer in layers} or {max(counts)}
         if len(used) > 1:
             self.unsupported(name, f"differs between layers ({sorted(used)}); only equal layers are computed")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from swarmnode.config import ModelsConfig
+from swarmnode.counts import counted
 from swarmnode.errors import ContextFullError, UnsupportedModelError, UsageError
 from swarmnode.models.slot import Slot
 from swarmnode.weights.index import ModelIndex
@@ -39,7 +40,7 @@ class PassChecks:
         self.check_tokens(slot, ids)
         if slot.n_past + len(ids) > self._n_ctx:
             raise ContextFullError(
-                f"{slot.n_past} + {len(ids)} tokens do not fit the context of {self._n_ctx}"
+                f"{slot.n_past} + {counted(len(ids), 'token')}: too many for the context of {self._n_ctx}"
             )
 
     def check_tokens(self, slot: Slot, ids: list[int]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from swarmnode.compute import ggml
 from swarmnode.compute.devices import Device
 from swarmnode.compute.tensors import Tensor, WeightSet
+from swarmnode.counts import counted
 from swarmnode.errors import DeviceError
 from swarmnode.models.architecture import Architecture
 from swarmnode.models.base import F32Array
@@ -142,8 +143,8 @@ def _check_memory(
     available = device.info.memory_total_bytes
     if 0 < available < n_bytes:
         raise DeviceError(
-            f"{n_slots} sequences of {n_ctx} tokens need {n_bytes} bytes of memory for their states, but "
-            f"{device.info.name} has {available}: ask for a shorter context or fewer sequences"
+            f"the states of {counted(n_slots, 'sequence')} of {counted(n_ctx, 'token')} take {n_bytes} bytes of "
+            f"memory, but {device.info.name} has {available}: ask for a shorter context or fewer sequences"
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
 
+from swarmnode.counts import counted
 from swarmnode.errors import ModelFileError, UsageError
 from swarmnode.models.metadata import Metadata, shown
 
@@ -205,7 +206,9 @@ def _checked_pattern(stored: Metadata) -> str:
 def _token_types(stored: Metadata, n_vocab: int) -> list[int]:
     types = stored.integers("token_type", _TOKEN_TYPES.start, _TOKEN_TYPES.stop - 1)
     if len(types) != n_vocab:
-        stored.fail("token_type", f"has {len(types)} entries for {n_vocab} tokens")
+        stored.fail(
+            "token_type", f"has {counted(len(types), 'entry', 'entries')} for {counted(n_vocab, 'token')}"
+        )
     return types
 
 

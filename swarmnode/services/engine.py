@@ -17,6 +17,7 @@ import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import EngineConfig
+from swarmnode.counts import counted
 from swarmnode.errors import ContextFullError, EngineStoppedError, UsageError
 from swarmnode.identity import NodeId
 from swarmnode.models.base import Model
@@ -208,7 +209,8 @@ class Engine:
         needed = len(request.tokens) + request.max_tokens
         if needed > self.model.n_ctx:
             raise ContextFullError(
-                f"prompt ({len(request.tokens)} tokens) and answer ({request.max_tokens}) need {needed} tokens, but "
+                f"prompt ({counted(len(request.tokens), 'token')}) and answer ({request.max_tokens}) "
+                f"need {counted(needed, 'token')}, but "
                 f"the context holds {self.model.n_ctx}: shorten one of them or give the backbone a larger --context"
             )
 

@@ -16,6 +16,7 @@ import trio
 
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.config import ServeConfig
+from swarmnode.counts import counted
 from swarmnode.errors import RequestRefusedError
 from swarmnode.net.peer import Body, Handler, Peer, asked_in
 from swarmnode.services.expert_work import ExpertBatches, ExpertWork, Reply
@@ -140,7 +141,8 @@ class ExpertServer:
         if max(message.n_pairs, message.n_rows) > self.max_pairs:
             raise RequestRefusedError(
                 "too_many_pairs",
-                f"{message.n_pairs} pairs of {message.n_rows} rows in one request, at most {self.max_pairs}",
+                f"{counted(message.n_pairs, 'pair')} of {counted(message.n_rows, 'row')} in one request, "
+                f"at most {self.max_pairs}",
             )
 
     def _check_held(self, layer: int, pair_expert: npt.NDArray[np.int32]) -> None:

@@ -25,6 +25,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 
 from swarmnode.config import ServeConfig
+from swarmnode.counts import counted
 from swarmnode.errors import RequestRefusedError
 from swarmnode.services.runners import BRIEF_S, Brief, Runner
 
@@ -247,7 +248,9 @@ class JobQueue(Generic[J, T]):
         if ahead + n_pairs > most or (mine and mine + n_pairs > most // 2):
             retry_ms = max(self._config.retry_after_ms, int(ahead * self.pair_s * 1e3))
             raise RequestRefusedError(
-                "busy", f"{ahead} pairs are waiting, {mine} of them yours", min(retry_ms, _LONGEST_RETRY_MS)
+                "busy",
+                f"waiting: {counted(ahead, 'pair')}, {mine} of them yours",
+                min(retry_ms, _LONGEST_RETRY_MS),
             )
 
     def _forget(self) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from swarmnode.config import DispatchConfig
+from swarmnode.counts import counted
 from swarmnode.errors import RequestRefusedError
 from swarmnode.identity import NodeId
 from swarmnode.net.peer import Peer
@@ -258,7 +259,7 @@ class Members:
         past = self._past_of(worker)
         if not again and past.was_in_vain(self._now()) and past.in_vain >= self._config.refusals_in_a_row:
             past.pause(self._now(), self._config)
-            self._suspect(worker, f"{past.in_vain} layers in a row were refused, the last: {refusal}")
+            self._suspect(worker, f"{counted(past.in_vain, 'refused layer')} in a row, the last: {refusal}")
         if refusal.retry_after_ms:
             past.until_s = max(past.until_s, self._now() + refusal.retry_after_ms / 1e3)
             self._wakes_s = min(self._wakes_s, past.until_s)

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from swarmnode.compute.layout import LayerLayout
+from swarmnode.counts import counted
 from swarmnode.errors import ModelFileError, UnsupportedModelError
 from swarmnode.weights.expert_layers import (
     find_block_experts,
@@ -224,7 +225,8 @@ class ModelIndex:
             )
         if len(tokens) != n_rows:
             raise ModelFileError(
-                f"{self._path}: the tokenizer has {len(tokens)} tokens, but token_embd.weight has {n_rows} rows, not "
+                f"{self._path}: the tokenizer has {counted(len(tokens), 'token')}, "
+                f"but token_embd.weight has {counted(n_rows, 'row')}, not "
                 "one a token: the file was converted or edited wrongly; get another one, or convert the model again"
             )
 

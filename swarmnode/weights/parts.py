@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from swarmnode.counts import counted
 from swarmnode.errors import ModelFileError
 from swarmnode.weights.gguf_file import GgufFile
 
@@ -49,7 +50,9 @@ def open_parts(path: Path) -> tuple[GgufFile, ...]:
         )
     stem, number, named_count = named
     if named_count != count:
-        raise ModelFileError(f"{path}: split.count is {count}, but the name says {named_count} parts")
+        raise ModelFileError(
+            f"{path}: split.count is {count}, but the name says {counted(named_count, 'part')}"
+        )
     siblings = [path.with_name(part_name(stem, n, count)) for n in range(1, count + 1)]
     missing = [sibling for sibling in siblings if not sibling.exists()]
     if missing:
@@ -69,7 +72,9 @@ def _check_parts(parts: tuple[GgufFile, ...]) -> None:
             raise ModelFileError(f"{part.path}: split.no does not say that this is part {index + 1}")
         promised = _split_number(part, "split.tensors.count", default=n_tensors)
         if promised != n_tensors:
-            raise ModelFileError(f"{part.path}: promises {promised} tensors, but all parts hold {n_tensors}")
+            raise ModelFileError(
+                f"{part.path}: promises {counted(promised, 'tensor')}, but all parts hold {n_tensors}"
+            )
         repeated = seen & part.tensors.keys()
         if repeated:
             raise ModelFileError(f"{part.path}: tensor {min(repeated)!r} is in another part, too")

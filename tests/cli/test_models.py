@@ -45,7 +45,7 @@ def test_add_list_show_remove(model: Path, tmp_path: Path) -> None:
 
     assert "say so with --yes" in run(home, "remove", "Tiny").output
     removed = run(home, "remove", "tiny", "--yes")
-    assert removed.output == "Tiny is removed: 1 link(s)\n"
+    assert removed.output == "Tiny is removed: 1 link\n"
     assert model.exists()
     assert "is no model in" in run(home, "remove", "tiny", "--yes").output
 
@@ -108,7 +108,7 @@ def test_a_copy_is_a_file_of_its_own(model: Path, tmp_path: Path) -> None:
     refused = run(home, "add", str(other))
     assert refused.exit_code == 1
     assert "models remove" in refused.output
-    assert "1 file(s)" in run(home, "remove", "Tiny", "--yes").output
+    assert "1 file" in run(home, "remove", "Tiny", "--yes").output
     assert not copy.exists()
 
 

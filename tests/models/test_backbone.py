@@ -96,7 +96,7 @@ def test_a_full_context_works_to_the_last_token_and_then_is_refused(folder: Path
     with open_tiny(folder, n_ctx=21) as local:
         local.run(TOKENS)
         local.run([1])
-        with pytest.raises(ContextFullError, match=r"21 \+ 1 tokens .* 21"):
+        with pytest.raises(ContextFullError, match=r"21 \+ 1 token: .* 21"):
             local.run([1])
         assert local.model.n_past(0) == 21
         local.model.reset(0)
@@ -332,7 +332,7 @@ def test_states_that_the_machine_cannot_hold_are_refused_before_they_are_promise
     device = replace(local.device.info, memory_total_bytes=1_000_000)
     local.device.info, info = device, local.device.info
     try:
-        with pytest.raises(DeviceError, match="bytes of memory for their states, but CPU has 1000000"):
+        with pytest.raises(DeviceError, match="bytes of memory, but CPU has 1000000"):
             open_model(local.index, local.device, 4096, 2)
     finally:
         local.device.info = info

@@ -180,7 +180,7 @@ MALFORMED: dict[str, tuple[Broken, str]] = {
     "embedding_missing": (GOOD.without("token_embd.weight"), "token_embd"),
     "vocabulary_other": (
         with_key("tokenizer.ggml.tokens", array(ValueType.STRING, 1, text("a"))),
-        f"1 tokens, but token_embd.weight has {N_VOCAB} rows.*convert the model again",
+        f"1 token, but token_embd.weight has {N_VOCAB} rows.*convert the model again",
     ),
     "vocabulary_larger": (
         with_key(
