@@ -66,8 +66,9 @@ class ModelsConfig:
     max_prompt_chars: int = 8 * MIB
     """Longest text a chat template may give: 32 characters for each of the 262,144 tokens of a context."""
     template_compile_s: float = 10.0
-    """Starting Python (60 ms) and compiling a chat template (100 KB: 0.2 s), on a machine that is busy otherwise."""
+    """Of CPU time, where the system counts it: compiling a chat template (100 KB: 0.2 s)."""
     template_render_s: float = 3.0
-    """Longest rendering: 8 MB of messages take 0.1 s. A template that loops for ever delays a SIGTERM by as much."""
+    """CPU time of the longest rendering: 8 MB of messages take 0.1 s. A template that loops for ever delays a SIGTERM
+    by as much."""
     template_memory_bytes: int = 512 * MIB
     """Address space of the process that renders chat templates: a Python with 8 MB of messages in several copies."""

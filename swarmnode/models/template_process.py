@@ -16,8 +16,11 @@ from typing import Any
 
 from swarmnode.config import ModelsConfig
 from swarmnode.models.control_marks import holds_marks
-from swarmnode.models.template_renderer import decode, encode
+from swarmnode.models.template_renderer import CPU_SIGNAL, decode, encode
 
+WALL_FACTOR = 1 if CPU_SIGNAL is None else 20
+"""The process has CPU time for its limit, and so much more time by the clock: a busy machine is no fault of a template.
+One that is at work takes CPU time; the clock is for one that is stuck."""
 _ENDED = "the process that renders the template ended"
 _UNASKABLE = (TypeError, ValueError, RecursionError)
 """What `encode` raises for values that JSON has not."""
@@ -93,12 +96,13 @@ class TemplateProcess:
         return problem
 
     def _ask(self, line: bytes, limit_s: float) -> dict[str, str]:
-        """The reply to a line; a process that gives none within the limit is ended, and so is a half-asked one."""
+        """The reply to a line; a process that gives none within the limit has ended or is ended, and so is a half-asked
+        one."""
         process = self._process
         if process is None:
             return {"problem": _ENDED}
         late = threading.Event()
-        timer = threading.Timer(limit_s, _kill, (process, late))
+        timer = threading.Timer(WALL_FACTOR * limit_s, _kill, (process, late))
         timer.daemon = True
         timer.start()
         reply: dict[str, str] | None = None
@@ -110,7 +114,8 @@ class TemplateProcess:
                 self._stop()
         if reply is not None:
             return reply
-        return {"problem": f"the template takes more than {limit_s:g} s" if late.is_set() else _ENDED}
+        is_over = late.is_set() or (CPU_SIGNAL is not None and process.returncode == -CPU_SIGNAL)
+        return {"problem": f"the template takes more than {limit_s:g} s" if is_over else _ENDED}
 
     def _stop(self) -> None:
         if self._end is not None:

@@ -155,6 +155,9 @@ if sys.platform == "win32":
     def limit_cpu(seconds: float) -> None:
         """Nor this one: the parent's clock is all there is."""
 
+    CPU_SIGNAL: int | None = None
+    """What ends a process that took too much CPU time."""
+
 else:
     import resource
 
@@ -165,11 +168,17 @@ else:
         resource.setrlimit(resource.RLIMIT_AS, (n_bytes, most))
 
     def limit_cpu(seconds: float) -> None:
-        """End this process after so much more CPU time: the parent that would do it may have been killed."""
+        """End this process after so much more CPU time, however long that takes on a busy machine; the parent may have
+        been killed meanwhile."""
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a parent that ignores it would have us do so
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         _, most = resource.getrlimit(resource.RLIMIT_CPU)
         limit = math.ceil(time.process_time() + seconds) + 1
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
+
+    CPU_SIGNAL: int | None = signal.SIGPROF
+    """What ends a process that took too much CPU time."""
 
 
 if __name__ == "__main__":
