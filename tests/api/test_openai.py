@@ -147,7 +147,7 @@ def test_logit_bias(parse: Any) -> None:
         ([], "JSON object"),
         ({}, "prompt"),
         *(({"prompt": prompt}, "prompt: a string, a list") for prompt in BAD_PROMPTS),
-        ({"prompt": ["a"] * 65}, "65 prompts with 1 answers each are more than 64"),
+        ({"prompt": ["a"] * 65}, "65 prompts with 1 answer each are more than 64"),
         ({"prompt": ["a"] * 5, "n": 16}, "5 prompts with 16 answers each"),
         ({"prompt": "x", "logit_bias": [1]}, "logit_bias: an object"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias: 'a' is no token id"),
