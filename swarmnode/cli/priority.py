@@ -10,8 +10,8 @@ def give_way() -> None:
     """Let whoever uses a core keep it until it waits or its time is up: call it before threads start.
 
     A worker wakes up for each layer, and a task of the usual class that wakes up interrupts the one that computes: what
-    its owner does, or a backbone that had sent only the first of two requests. Linux calls those that do not SCHED_BATCH;
-    other systems are left as they are, and so is one that does not allow it.
+    its owner does, or a backbone that had sent only the first of two requests. SCHED_BATCH is Linux's class of those
+    that do not; other systems are left as they are, and so is one that does not allow it.
     """
     if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
