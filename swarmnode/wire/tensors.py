@@ -6,6 +6,8 @@ pairs named twice and numbers that are not finite before a single number is used
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection
 from typing import TypeAlias, cast
 
@@ -191,9 +193,12 @@ def parse_experts_body_untrusted(
 
 def encode_rows_body(rows: F32, encoding: str) -> tuple[memoryview, ...]:
     """The body of Rows. Raises RequestRefusedError `overflow` for numbers that the asked encoding cannot hold."""
-    if encoding == "f16" and not fits_f16(rows):
-        raise RequestRefusedError("overflow", "a result does not fit f16; ask for f32")
-    return (encode_rows(rows, encoding),)
+    try:
+        return (encode_rows(rows, encoding),)
+    except UsageError:
+        if encoding != "f16" or fits_f16(rows):
+            raise
+        raise RequestRefusedError("overflow", "a result does not fit f16; ask for f32") from None
 
 
 def check_reply_encoding(message: Rows, sent: str) -> None:
@@ -248,7 +253,7 @@ def _parse_experts(
     pair_weight = None
     if message.form == "partial":
         pair_weight = np.frombuffer(view[expert_end:], "<f4").astype(np.float32)
-        if not np.isfinite(pair_weight).all():
+        if not _are_finite(pair_weight):
             raise ProtocolError("bad_tensor", "a weight that is not finite")
     rows = view_rows_untrusted(view[:rows_end], message.n_rows, n_embd, message.encoding)
     return rows, pair_row.astype(np.int32), pair_expert.astype(np.int32), pair_weight
@@ -257,16 +262,41 @@ def _parse_experts(
 def _check_pairs(
     pair_row: npt.NDArray[np.uint32], pair_expert: npt.NDArray[np.uint16], n_rows: int, n_expert: int
 ) -> None:
-    if pair_row.max() >= n_rows:
-        raise ProtocolError("bad_tensor", f"row {int(pair_row.max())} of {n_rows}")
-    if pair_expert.max() >= n_expert:
-        raise ProtocolError("bad_tensor", f"expert {int(pair_expert.max())} of {n_expert}")
+    if pair_row.size <= _FEW_NUMBERS:
+        _check_few_pairs(pair_row.tolist(), pair_expert.tolist(), n_rows, n_expert)
+        return
+    _check_ends(int(pair_row.max()), int(pair_expert.max()), n_rows, n_expert)
     # Row and expert of a pair as one number: rows are below 2**13 by now, experts below 2**16.
     keys = np.sort(pair_row.astype(np.int64) << 16 | pair_expert)
     twice = keys[1:] == keys[:-1]
     if twice.any():
         key = int(keys[:-1][twice][0])
-        raise ProtocolError("bad_tensor", f"expert {key & 0xFFFF} twice for row {key >> 16}")
+        raise _twice(key >> 16, key & 0xFFFF)
+
+
+def _check_few_pairs(rows: list[int], experts: list[int], n_rows: int, n_expert: int) -> None:
+    """The same in Python, for one token's pairs: numpy's dozen of operations take longer with cold caches."""
+    _check_ends(max(rows), max(experts), n_rows, n_expert)
+    if len(set(zip(rows, experts, strict=True))) < len(rows):
+        row, expert = min(pair for pair, n in Counter(zip(rows, experts, strict=True)).items() if n > 1)
+        raise _twice(row, expert)
+
+
+def _check_ends(last_row: int, last_expert: int, n_rows: int, n_expert: int) -> None:
+    if last_row >= n_rows:
+        raise ProtocolError("bad_tensor", f"row {last_row} of {n_rows}")
+    if last_expert >= n_expert:
+        raise ProtocolError("bad_tensor", f"expert {last_expert} of {n_expert}")
+
+
+def _twice(row: int, expert: int) -> ProtocolError:
+    return ProtocolError("bad_tensor", f"expert {expert} twice for row {row}")
+
+
+def _are_finite(numbers: F32) -> bool:
+    if numbers.size <= _FEW_NUMBERS:
+        return all(map(math.isfinite, numbers.tolist()))
+    return bool(np.isfinite(numbers).all())
 
 
 def _in_range(numbers: I32, end: int) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from swarmnode.errors import BadReplyError, ProtocolError, RequestRefusedError, UsageError
+from swarmnode.wire import tensors
 from swarmnode.wire.messages import Experts, Rows
 from swarmnode.wire.tensors import (
     F32,
@@ -209,6 +210,34 @@ def test_an_expert_named_twice_for_a_row() -> None:
     partial = message(2, 2, "partial")
     body = pairs_body([1, 1], [5, 5]) + body_of(np.ones(2, np.float32))
     assert refused(partial, body) == "expert 5 twice for row 1"
+
+
+def said(body: bytes, n_pairs: int) -> str:
+    """What is said to a request of two rows, empty if nothing."""
+    try:
+        parse_experts_body_untrusted(message(2, n_pairs, "partial"), body, N_EMBD, N_EXPERT)
+    except RequestRefusedError as refusal:
+        return refusal.reason
+    return ""
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.integers(0, N_EXPERT), st.sampled_from([1.0, -0.0, np.nan, np.inf, -np.inf])
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_few_pairs_are_told_the_same_as_many(pairs: list[tuple[int, int, float]]) -> None:
+    """There are two ways to look at them: which one is a question of speed."""
+    pair_rows, experts, weights = zip(*pairs, strict=True)
+    body = pairs_body(list(pair_rows), list(experts)) + body_of(np.array(weights, np.float32))
+    few = said(body, len(pairs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "_FEW_NUMBERS", 0)
+        assert said(body, len(pairs)) == few
 
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -np.inf])
