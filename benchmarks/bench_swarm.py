@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from benchmarks.stopwatch import Stopwatch
@@ -18,6 +20,7 @@ from swarmnode.net.tcp import TcpTransport
 from swarmnode.node.backbone import start_backbone
 from swarmnode.node.backbone_parts import Backbone, BackboneOptions, assemble_backbone, loaded
 from swarmnode.node.common import open_compute
+from swarmnode.schedule.dispatch import LOCAL
 from swarmnode.services.engine import Engine
 from swarmnode.services.members import Members, Standing
 from swarmnode.services.remote_experts import RemoteExperts, WireForm
@@ -26,6 +29,8 @@ from swarmnode.weights.hashing import load_or_build_manifest
 from swarmnode.weights.index import ModelIndex
 
 JOIN_TIMEOUT_S = 900.0
+SETTLED_S = 10.0
+"""Without a change: longer than a market takes from one look to the next."""
 DEADLINE_S = 30.0
 """A busy machine must not turn remote rows into local ones here."""
 
@@ -64,8 +69,25 @@ class BenchSwarm:
             while self._n_serving() < len(self.workers):  # noqa: ASYNC110 - other processes cannot set an event
                 await trio.sleep(0.05)
 
+    async def settle(self) -> None:
+        """Wait until workers hold every expert, and no more of them for a while: nothing is on its way."""
+        n_experts = sum(layer.layout.n_expert for layer in self.backbone.manifest.layers.values())
+        with trio.fail_after(JOIN_TIMEOUT_S):
+            known, since_s = (0, 0), trio.current_time()
+            while known[0] < n_experts or trio.current_time() - since_s < SETTLED_S:
+                routing, _ = self.backbone.members.routing()
+                held = _n_held(routing.owners), _n_held(routing.seconds)
+                if held != known:
+                    known, since_s = held, trio.current_time()
+                await trio.sleep(0.5)
+
     def _n_serving(self) -> int:
         return sum(worker.standing is Standing.SERVING for worker in self.backbone.members.workers)
+
+
+def _n_held(table: Mapping[int, npt.NDArray[np.int32]]) -> int:
+    """Experts for which a routing's owners, or seconds, name somebody."""
+    return sum(int((layer != LOCAL).sum()) for layer in table.values())
 
 
 @asynccontextmanager

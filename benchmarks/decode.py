@@ -89,7 +89,8 @@ async def compete(options: argparse.Namespace, peers: dict[str, Peer]) -> None:
     opening = open_bench_swarm(options.model, options.work, options.threads, FORMS, watch)
     async with watch.running(), opening as swarm:
         for _ in range(N_WORKERS):
-            await swarm.join(half_of_experts_bytes(swarm.backbone.manifest), n_threads=1)
+            await swarm.join(int(options.room * half_of_experts_bytes(swarm.backbone.manifest)), n_threads=1)
+        await swarm.settle()
         prompt = np.random.default_rng(0).integers(swarm.alone.model.n_vocab, size=options.prompt).tolist()
         turns: dict[str, Callable[[], Awaitable[Sample]]] = {}
         for form in (None, *FORMS):
@@ -225,6 +226,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--room",
+        type=float,
+        default=1.0,
+        help="of a worker, in halves of all experts: what both hold is divided evenly for each token",
+    )
     parser.add_argument("--work", type=Path, default=Path("/tmp/swarmnode-bench"))
     parser.add_argument("--cpu", action="store_true", help="measure CPU time, too")
     parser.add_argument("--repack", action="store_true", help="llama.cpp also with repacked weights (+ 5 GB)")
