@@ -27,6 +27,9 @@ class EngineConfig:
     short_wait: float = 0.1
     """Steps that wait less than this share of their compute time are not divided: each reads the experts' weights."""
 
+    trial_share: float = 0.02
+    """Share of the time that may be lost by trying whether one step is faster than several, or the other way round."""
+
     speculate: Speculate = "auto"
     """When steps also try out guessed tokens: "auto" where the compute thread is idle most of the time, because steps
     wait for workers. Tokens do not depend on it."""

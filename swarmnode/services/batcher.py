@@ -18,6 +18,7 @@ import trio
 from swarmnode.config import EngineConfig
 from swarmnode.errors import EngineStoppedError, UsageError
 from swarmnode.schedule.batching import StepLimits, StepTimes, Wanted, cut_step, may_begin, step_share
+from swarmnode.schedule.step_pace import StepPace
 from swarmnode.services.forward import TakeFailure
 from swarmnode.services.passes import PassRunner, Rows
 
@@ -129,6 +130,7 @@ class Batcher:
         self.speculate = config.speculate
         """See EngineConfig; may be changed at any time."""
         self.times = StepTimes(config)
+        self.pace = StepPace(config)
         self._answer_times = StepTimes(config)
         """Of steps without prompts, as if no tokens had been guessed in them."""
         self._start = start
@@ -203,11 +205,16 @@ class Batcher:
 
     # -- steps
 
+    @property
+    def _n_present(self) -> int:
+        """Sequences that wait or are in a step."""
+        return len(self._waiting) + sum(len(step.parts) for step in self._steps)
+
     def _begin_steps(self) -> None:
         """Begin all steps that should begin now."""
         while not self._n_expected:
-            n_present = len(self._waiting) + sum(len(step.parts) for step in self._steps)
-            n_steps = self.times.n_steps
+            n_present = self._n_present
+            n_steps = self.pace.n_steps(self.times.n_steps)
             if not may_begin(len(self._waiting), n_present, len(self._steps), n_steps):
                 return
             step = self._form_step(step_share(n_present, n_steps))
@@ -238,6 +245,10 @@ class Batcher:
                 self.times.add(times.compute_s, times.wait_s)
                 if step.is_answers:
                     self._answer_times.add(times.compute_s * len(step.parts) / step.n_rows, times.wait_s)
+                    n_steps = self.times.n_steps
+                    self.pace.ended(len(step.parts), self._n_present, n_steps, trio.current_time())
+                else:
+                    self.pace.interrupted()
                 error = None
         except Exception as caught:
             error = caught
