@@ -143,17 +143,16 @@ class ComputeThread:
             self._claimed.set()
         try:
             while (job := self._jobs.get()) is not None:
-                with self._computing:
-                    _run_job(job)
+                self._run_job(job)
                 del job  # do not keep arrays alive while waiting for the next job
         finally:
             _forget(self._worker)
 
-
-def _run_job(job: Job) -> None:
-    fn, args, on_done = job
-    try:
-        result = fn(*args)
-    except BaseException as error:  # it travels: the caller raises it where it waits
-        result = error
-    on_done(result)
+    def _run_job(self, job: Job) -> None:
+        fn, args, on_done = job
+        try:
+            with self._computing:
+                result = fn(*args)
+        except BaseException as error:  # it travels: the caller raises it where it waits
+            result = error
+        on_done(result)  # who hears of it may stand in at once

@@ -50,14 +50,14 @@ async def sizes_of_a_request(writes: Writes) -> list[int]:
 
 async def test_several_writes_without_a_turn_between(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = await sizes_of_a_request(Writes(monkeypatch))
-    assert len(sizes) == 3
+    assert len(sizes) > 1
     assert sum(sizes) > len(BODY)
 
 
 async def test_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secure, "_WRITES_AT_ONCE", 2)
+    monkeypatch.setattr(secure, "_WRITES_AT_ONCE", 1)
     sizes = await sizes_of_a_request(Writes(monkeypatch))
-    assert len(sizes) == 2
+    assert len(sizes) == 1
     assert sum(sizes) < len(BODY)
 
 
