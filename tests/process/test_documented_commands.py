@@ -36,19 +36,19 @@ ALONE = [
         Command("key revoke laptop", "the key laptop is revoked"),
     ],
     [
-        Command("models add model-00001-of-00003.gguf", r"model: 3 file\(s\) linked"),
+        Command("models add model-00001-of-00003.gguf", r"model: 3 files? linked"),
         Command("models list", r"baker-street .* bundled\nmodel "),
         Command("models verify", "baker-street.gguf: id 71f935e2"),
         Command("models verify model", "hashed for the first time"),
-        Command("models remove model --yes", r"model is removed: 3 link\(s\)"),
-        Command("models add --copy model-00001-of-00003.gguf", r"model: 3 file\(s\) copied", ours=True),
+        Command("models remove model --yes", r"model is removed: 3 links?"),
+        Command("models add --copy model-00001-of-00003.gguf", r"model: 3 files? copied", ours=True),
     ],
     [
         Command("models show", "a worker's budget covers"),
         Command("models show baker-street", "a worker's budget covers"),
         Command("inspect", "Baker Street 16M"),
         Command("inspect FILE.gguf", "experts           16 a layer"),
-        Command("inspect model-00001-of-00003.gguf", r"in 3 file\(s\)(.|\n)*dense path"),
+        Command("inspect model-00001-of-00003.gguf", r"in 3 files?(.|\n)*dense path"),
         Command("inspect --json FILE.gguf", '"experts": 16', ours=True),
     ],
     [
