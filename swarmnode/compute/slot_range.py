@@ -116,7 +116,8 @@ def _address(pages: mmap.mmap) -> int:
 
 def _give_back(pages: mmap.mmap, start: int, stop: int) -> None:
     if _GIVE_BACK is not None:
-        pages.madvise(_GIVE_BACK, start, stop - start)
+        with suppress(OSError):  # a process whose memory is locked (mlockall) keeps it
+            pages.madvise(_GIVE_BACK, start, stop - start)
 
 
 def _close_all(maps: Sequence[mmap.mmap]) -> None:

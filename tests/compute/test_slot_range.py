@@ -350,3 +350,18 @@ def test_experts_come_and_go_in_any_order(
     check_results(bank, wholes[layers[0].layout.n_embd])
     check_pages(bank)
     bank.close()
+
+
+def test_memory_that_cannot_be_given_back_is_kept_and_used_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all memory of the process is locked."""
+    monkeypatch.setattr(slot_range, "_GIVE_BACK", 10**6)  # no such advice: the system refuses it
+    layer = SMALL[0]
+    bank = bank_of(device, layer, 4)
+    for _ in range(2):
+        add(bank, layer, 1)
+        assert bank.used_bytes == layer.layout.expert_bytes
+        bank.remove(layer.layout.layer, 1)
+        assert bank.used_bytes == 0
+    bank.close()
