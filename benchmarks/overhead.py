@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.graph_watch import watching_graphs
 from swarmnode.compute.bank import ExpertBank
 from swarmnode.compute.devices import open_device
 from swarmnode.compute.graph import Graph
@@ -40,17 +41,12 @@ class Marks:
         self._buffer = np.ones(flush_mb * 1_000_000 // 8)
         self.spans_ns: list[tuple[int, int]] = []
 
-    def install(self) -> None:
-        """Watch every `Graph.compute` of this process."""
-        compute = Graph.compute
-
-        def marked(graph: Graph) -> None:
-            began_ns = time.perf_counter_ns()
-            compute(graph)
-            self._buffer.sum()
-            self.spans_ns.append((began_ns, time.perf_counter_ns()))
-
-        Graph.compute = marked  # type: ignore[method-assign, assignment]
+    def mark(self, compute: Callable[[Graph], None], graph: Graph) -> None:
+        """Compute a graph: for `watching_graphs`."""
+        began_ns = time.perf_counter_ns()
+        compute(graph)
+        self._buffer.sum()
+        self.spans_ns.append((began_ns, time.perf_counter_ns()))
 
 
 def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[str, dict[str, float]]:
@@ -65,7 +61,6 @@ def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[st
             bank.bind(layout, range(layout.n_expert), stacked)
         model = open_model(index, device, n_ctx=512, n_slots=1)
         policy = send_always(DispatchConfig(), time.perf_counter)
-        marks.install()
 
         def whole(token: int) -> int:
             finished = ForwardPass(model, bank, [Part(0, [token], 1)], [most_probable], policy).advance(
@@ -82,9 +77,10 @@ def measure(path: Path, n_threads: int, n_tokens: int, flush_mb: int) -> dict[st
             )
             return most_probable(experts)
 
-        for name, step in (("one graph", whole), ("cut", cut)):
-            model.reset(0)
-            found[name] = _pieces(marks, step, n_tokens, model.n_layer)
+        with watching_graphs(marks.mark):
+            for name, step in (("one graph", whole), ("cut", cut)):
+                model.reset(0)
+                found[name] = _pieces(marks, step, n_tokens, model.n_layer)
         model.close()
         bank.close()
         device.close()

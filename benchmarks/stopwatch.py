@@ -12,9 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+from unittest.mock import patch
 
 import trio
 
+from benchmarks.graph_watch import watching_graphs
 from swarmnode.compute.graph import Graph
 from swarmnode.net.tcp import TcpStream
 from swarmnode.services.runners import Brief, Runner
@@ -62,13 +64,7 @@ class Stopwatch(trio.abc.Instrument):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Watch `Graph.compute`, sends and trio's waits inside; before connections are opened."""
-        compute, send = Graph.compute, TcpStream.send_now
-
-        def timed(graph: Graph) -> None:
-            started_ns, started_cpu_ns = time.perf_counter_ns(), self._cpu_ns()
-            compute(graph)
-            self._ggml_cpu_ns += self._cpu_ns() - started_cpu_ns
-            self._ggml_ns += time.perf_counter_ns() - started_ns
+        send = TcpStream.send_now
 
         def timed_send(stream: TcpStream, data: bytes | bytearray | memoryview) -> int:
             started_ns = time.perf_counter_ns()
@@ -77,15 +73,18 @@ class Stopwatch(trio.abc.Instrument):
                 self._send_ns += time.perf_counter_ns() - started_ns
             return n_bytes
 
-        TcpStream.send_now = timed_send  # type: ignore[method-assign, assignment]
-        Graph.compute = timed  # type: ignore[method-assign, assignment]
-        trio.lowlevel.add_instrument(self)
-        try:
-            yield
-        finally:
-            trio.lowlevel.remove_instrument(self)
-            Graph.compute = compute  # type: ignore[method-assign]
-            TcpStream.send_now = send  # type: ignore[method-assign]
+        with watching_graphs(self._time_graph), patch.object(TcpStream, "send_now", timed_send):
+            trio.lowlevel.add_instrument(self)
+            try:
+                yield
+            finally:
+                trio.lowlevel.remove_instrument(self)
+
+    def _time_graph(self, compute: Callable[[Graph], None], graph: Graph) -> None:
+        started_ns, started_cpu_ns = time.perf_counter_ns(), self._cpu_ns()
+        compute(graph)
+        self._ggml_cpu_ns += self._cpu_ns() - started_cpu_ns
+        self._ggml_ns += time.perf_counter_ns() - started_ns
 
     def start(self) -> Callable[[], Times]:
         """Begin a stretch; the function returned ends it. Both on trio's thread."""

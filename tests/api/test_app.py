@@ -414,7 +414,9 @@ async def test_a_prompt_of_megabytes_holds_nobody_up(tmp_path: Path, monkeypatch
     assert own_thread not in {thread for _, thread in looked_at}
 
 
-async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_path: Path) -> None:
+async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As Hypercorn tells it: a message, not a cancelled task."""
     async with open_client(tmp_path) as (client, swarm):
         engine = swarm.backbone.engine
@@ -428,7 +430,7 @@ async def test_a_client_that_goes_away_before_a_whole_answer_frees_its_slot(tmp_
                 gone.set()
             return await real(rows)
 
-        engine.passes.run = counting  # type: ignore[method-assign]
+        monkeypatch.setattr(engine.passes, "run", counting)
         gone = trio.Event()
         messages: list[dict[str, Any]] = [
             {

@@ -128,7 +128,9 @@ async def test_a_snapshot_then_what_changed() -> None:
     assert "node" not in delta
 
 
-async def test_the_rate_is_bounded_and_the_work_is_shared() -> None:
+async def test_the_rate_is_bounded_and_the_work_is_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nodes = ManyNodes(2, 8, 3)
     n_looks = 0
     look = nodes.view.look
@@ -139,7 +141,7 @@ async def test_the_rate_is_bounded_and_the_work_is_shared() -> None:
         nodes.step(0.01)
         return look()
 
-    nodes.view.look = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(nodes.view, "look", counted)
     readers = [Reader(app) for app in [app_of(nodes)] for _ in range(5)]
     async with reading(*readers):
         await trio.sleep(10.5)
@@ -149,7 +151,9 @@ async def test_the_rate_is_bounded_and_the_work_is_shared() -> None:
         assert reader.events[1:] == readers[0].events[1:]
 
 
-async def test_nobody_reads_nobody_looks() -> None:
+async def test_nobody_reads_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nodes = ManyNodes(2, 8, 3)
     app = app_of(nodes)
     first = Reader(app)
@@ -158,7 +162,7 @@ async def test_nobody_reads_nobody_looks() -> None:
         first.gone.set()
         await trio.sleep(0.1)
         assert first.has_ended
-    nodes.view.look = lambda: pytest.fail("somebody looks")  # type: ignore[method-assign]
+    monkeypatch.setattr(nodes.view, "look", lambda: pytest.fail("somebody looks"))
     await trio.sleep(100)
 
 
@@ -224,7 +228,9 @@ async def test_head_takes_no_place() -> None:
 
 
 @pytest.mark.real_time
-async def test_over_a_socket_a_page_that_stops_reading_is_disconnected() -> None:
+async def test_over_a_socket_a_page_that_stops_reading_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nodes = ManyNodes(2, 8, 3)
     config = replace(CONFIG, interval_s=0.01, stalled_s=0.5)
     look = nodes.view.look
@@ -235,7 +241,7 @@ async def test_over_a_socket_a_page_that_stops_reading_is_disconnected() -> None
             "now": {"n": trio.current_time(), "filler": "x" * 300_000 + str(trio.current_time())},
         }
 
-    nodes.view.look = all_new  # type: ignore[method-assign]
+    monkeypatch.setattr(nodes.view, "look", all_new)
     app = page_app(nodes.view, config, threads=Inline())
     route = route_of(app)
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -36,8 +37,7 @@ def opener(folder: Path) -> Callable[[], Any]:
         path = write_tiny_gguf(folder / "tiny.gguf", MODEL)
         async with open_swarm(path, folder, n_ctx=512) as swarm:
             await swarm.join(10**7)
-            await slowed(swarm)
-            with ModelIndex.open(path) as index:
+            with slowed(swarm), ModelIndex.open(path) as index:
                 key = NodeKey.from_seed(bytes(32))
                 options = BackboneOptions(Folders.under(folder / "backbone"), "test", config=swarm.config)
                 node = node_api_of(swarm.backbone, index, options, key, TOKEN)
@@ -46,7 +46,8 @@ def opener(folder: Path) -> Callable[[], Any]:
     return open_app
 
 
-async def slowed(swarm: Swarm) -> None:
+@contextmanager
+def slowed(swarm: Swarm) -> Iterator[None]:
     """Tokens come one by one: a tiny model says all it has to say before a button can be hit."""
     passes = swarm.backbone.engine.passes
     run = passes.run
@@ -55,7 +56,8 @@ async def slowed(swarm: Swarm) -> None:
         await trio.sleep(0.02)
         return await run(rows)
 
-    passes.run = slow  # type: ignore[method-assign]
+    with patch.object(passes, "run", slow):
+        yield
 
 
 @pytest.fixture(scope="module")

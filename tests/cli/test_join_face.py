@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def later(seconds: float, rows: int, **changes: object) -> Lending:
-    return replace(LENDING, at_s=100 + seconds, rows=40 + rows, requests=5 + rows, **changes)  # type: ignore[arg-type]
+def later(seconds: float, rows: int, **changes: Any) -> Lending:
+    return replace(LENDING, at_s=100 + seconds, rows=40 + rows, requests=5 + rows, **changes)
 
 
 def test_the_line() -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -97,10 +98,14 @@ def printed(value: dict[str, Any], max_nodes: int = 12) -> list[str]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers everything with what the server was given."""
+    """Answers everything with what it was made with."""
+
+    def __init__(self, answer: tuple[int, bytes], *arguments: Any) -> None:
+        self._answer = answer
+        super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        status, body = self.server.answer  # type: ignore[attr-defined]
+        status, body = self._answer
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -113,8 +118,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def answering(body: bytes, status: int = 200) -> Iterator[str]:
     """HOST:PORT where every request is answered so."""
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.answer = status, body  # type: ignore[attr-defined]
+    with HTTPServer(("127.0.0.1", 0), partial(Handler, (status, body))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

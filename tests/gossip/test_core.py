@@ -278,7 +278,7 @@ def test_strangers_get_nothing() -> None:
     core.disconnected(PEER, 0.0)
 
 
-def test_a_lie_about_an_age_is_set_right_by_the_honest() -> None:
+def test_a_lie_about_an_age_is_set_right_by_the_honest(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the neighbours says of every record that it is nearly over."""
     cores = [core_of(number) for number in range(1, 7)]
     for one in cores:
@@ -286,7 +286,7 @@ def test_a_lie_about_an_age_is_set_right_by_the_honest() -> None:
             connect(one, other)
     liar, origin = cores[0], cores[5]
     honest_age = liar.table.age
-    liar.table.age = lambda record_id, now_s: max(250, honest_age(record_id, now_s))  # type: ignore[method-assign]
+    monkeypatch.setattr(liar.table, "age", lambda record_id, now_s: max(250, honest_age(record_id, now_s)))
     now_s = run(cores, 0.0)
     origin.publish(state_of(), now_s, WALL_S)
     record = origin.table.get(origin.node_id)

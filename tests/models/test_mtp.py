@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -69,9 +70,8 @@ def watched(local: LocalModel) -> Iterator[list[F32Array]]:
             seen.append(made[0])
         return made
 
-    block.step = told  # type: ignore[method-assign,assignment]
-    yield seen
-    block.step = step  # type: ignore[method-assign]
+    with patch.object(block, "step", told):
+        yield seen
 
 
 def cache(local: LocalModel, slot: int) -> dict[str, npt.NDArray[Any]]:

@@ -16,7 +16,7 @@ from swarmnode.identity import NodeKey
 from swarmnode.schedule.cost import CostModel
 from swarmnode.schedule.dispatch import DispatchPlan, Routing, build_routing, plan_pairs, split_share
 from swarmnode.schedule.residents import Residents
-from swarmnode.schedule.sending import Planner, send_always
+from swarmnode.schedule.sending import Planner, SendPolicy, send_always
 from swarmnode.schedule.sending_auto import SendAuto
 from swarmnode.schedule.view import SwarmView, WorkerView
 from swarmnode.schedule.ways import count_here, count_pairs, count_way, within
@@ -376,8 +376,9 @@ def test_equal_dice_give_equal_decisions() -> None:
 BOTH = routing_of(set(range(N_EXPERT)), set(range(N_EXPERT)))
 
 
-def owners_chosen(policy: object, ids: np.ndarray[tuple[int, int], np.dtype[np.int32]] = ROW) -> set[int]:
-    plan = policy.begin(1).plan(BOTH, 0, ids)  # type: ignore[attr-defined]
+def owners_chosen(policy: SendPolicy, ids: np.ndarray[tuple[int, int], np.dtype[np.int32]] = ROW) -> set[int]:
+    plan = policy.begin(1).plan(BOTH, 0, ids)
+    assert plan is not None
     return {index for index, _ in plan.remote}
 
 

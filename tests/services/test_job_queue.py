@@ -265,42 +265,39 @@ class Kinds:
         return function()
 
 
+class Timed:
+    """A queue whose jobs take so long a pair, and are noted to be brief or not."""
+
+    def __init__(self, pair_s: float, patch: pytest.MonkeyPatch) -> None:
+        self._pair_s = pair_s
+        self._now_s = 0.0
+        patch.setattr(job_queue, "time", SimpleNamespace(perf_counter=lambda: self._now_s))
+        self.runner = Kinds()
+        self._queue: JobQueue[NamedJob, str] = JobQueue(self.runner, Names(), CONFIG)
+
+    async def ask(self, owner: object, n_pairs: int) -> None:
+        def act() -> None:
+            self._now_s += n_pairs * self._pair_s
+
+        await self._queue.run(owner, NamedJob("job", n_pairs, act))
+
+
 @pytest.mark.parametrize(("pair_s", "is_brief"), [(0.0001, True), (0.01, False)])
 async def test_little_work_is_brief_once_it_is_known_what_a_pair_takes(
     pair_s: float, is_brief: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(job_queue, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    runner = Kinds()
-    queue: JobQueue[NamedJob, str] = JobQueue(runner, Names(), CONFIG)
-
-    async def ask(n_pairs: int) -> None:
-        def act() -> None:
-            clock[0] += n_pairs * pair_s
-
-        await queue.run("me", NamedJob("job", n_pairs, act))
-
+    timed = Timed(pair_s, monkeypatch)
     for n_pairs in (4, 4, 200):
-        await ask(n_pairs)
-    assert runner.brief == [False, is_brief, False]
+        await timed.ask("me", n_pairs)
+    assert timed.runner.brief == [False, is_brief, False]
 
 
 async def test_work_is_not_brief_while_much_more_of_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(job_queue, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    runner = Kinds()
-    queue: JobQueue[NamedJob, str] = JobQueue(runner, Names(), CONFIG)
-
-    async def ask(owner: int) -> None:
-        def act() -> None:
-            clock[0] += 4 * 0.001
-
-        await queue.run(owner, NamedJob("job", 4, act))
-
-    await ask(0)
+    timed = Timed(0.001, monkeypatch)
+    await timed.ask(0, 4)
     async with trio.open_nursery() as nursery:
         for owner in range(4):
-            nursery.start_soon(ask, owner)
-    assert runner.brief == [False, True, False, True, True], (
+            nursery.start_soon(timed.ask, owner, 4)
+    assert timed.runner.brief == [False, True, False, True, True], (
         "nobody else is there yet, then 12, 8 and 4 ms are left"
     )
