@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 
 
@@ -11,8 +12,10 @@ def give_way() -> None:
 
     A worker wakes up for each layer, and a task of the usual class that wakes up interrupts the one that computes: what
     its owner does, or a backbone that had sent only the first of two requests. SCHED_BATCH is Linux's class of those
-    that do not; other systems are left as they are, and so is one that does not allow it.
+    that do not; other systems are left as they are, and so is one that does not allow it. Whoever started the node in
+    a class of their own choice (`chrt`) meant it.
     """
-    if hasattr(os, "sched_setscheduler"):
+    if sys.platform in ("linux", "android") and hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -146,7 +146,8 @@ class ComputeThread:
                 self._run_job(job)
                 del job  # do not keep arrays alive while waiting for the next job
         finally:
-            _forget(self._worker)
+            with self._computing:  # whoever stands in lends the right back first
+                _forget(self._worker)
 
     def _run_job(self, job: Job) -> None:
         fn, args, on_done = job

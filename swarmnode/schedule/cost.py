@@ -24,6 +24,9 @@ _NEIGHBOURS = 3
 """Sizes up to 8 times larger or smaller tell of a change, too."""
 _FASTER_WEIGHT = 0.5
 """Of a sample far below all before: it is no accident, so that a change for the better is followed after a few."""
+_MOST_WAY = 8.0
+"""An answer takes no more than so many times what was computed for it, as far as pairs are concerned: where the way is
+longer than that, what a pair more takes decides nothing."""
 _LEAST_HALF_LIVES = 6.0
 """The shortest time of all is taken to be twice as long after so many half-lives without one that short: by time and
 not by answers, or a worker that grows slower by a little each time would take it along."""
@@ -228,8 +231,12 @@ class WorkerCost:
         self.unanswered = 0.0
         self._times.add(n_pairs, seconds, now_s)
 
-    def computed(self, n_pairs: int, seconds: float, now_s: float) -> None:
-        """It says that it computed so long on a request of so many pairs."""
+    def computed(self, n_pairs: int, says_s: float, took_s: float, now_s: float) -> None:
+        """It says that it computed so long on a request of so many pairs, whose answer took so long in all.
+
+        It is believed within bounds: whoever says nothing at all would have pairs for nothing.
+        """
+        seconds = min(max(says_s, took_s / _MOST_WAY), took_s)
         self._pairs.add(n_pairs, seconds / n_pairs, now_s)
 
     def pair_s(self, n_pairs: int) -> float:

@@ -248,7 +248,7 @@ class Batcher:
                     n_steps = self.times.n_steps
                     self.pace.ended(len(step.parts), self._n_present, n_steps, trio.current_time())
                 else:
-                    self.pace.interrupted()
+                    self.pace.interrupted(trio.current_time())
                 error = None
         except Exception as caught:
             error = caught

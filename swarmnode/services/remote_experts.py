@@ -265,8 +265,8 @@ class RemoteExperts:
         values = parse_rows_body_untrusted(reply, reply_body, expected, call.rows.shape[1])
         request.errand.entry.bytes_in += len(reply_body)
         errand = request.errand
-        compute_s = min(1e-6 * reply.compute_us, trio.current_time() - errand.begun_s)
-        errand.cost.computed(len(share.flat), compute_s, self.policy.cost.now())
+        took_s = trio.current_time() - errand.begun_s
+        errand.cost.computed(len(share.flat), 1e-6 * reply.compute_us, took_s, self.policy.cost.now())
         return values
 
     def _message(self, rows: _RowBytes, worker: Worker, share: Share) -> tuple[Experts, Body]:

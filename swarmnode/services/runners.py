@@ -77,15 +77,21 @@ class ComputeGate:
         """See Runner. What is brief and need not wait has no checkpoint unless it is cancelled already."""
         if self.may_stand_in and not self._n_jobs and isinstance(function, Brief):
             await trio.lowlevel.checkpoint_if_cancelled()
-            with self._thread.stand_in() as is_free:
-                if is_free:
-                    result: T = function()
-                    return result
+            here: list[T] = []
+            if self._ran_here(function, here):
+                return here.pop()
         self._n_jobs += 1
         try:
             return await self._run_there(function)
         finally:
             self._n_jobs -= 1
+
+    @trio.lowlevel.enable_ki_protection  # Ctrl-C waits for the next checkpoint: the right is given back before that
+    def _ran_here(self, function: Callable[[], T], result: list[T]) -> bool:
+        with self._thread.stand_in() as is_free:
+            if is_free:
+                result.append(function())
+        return is_free
 
     async def _run_there(self, function: Callable[[], T]) -> T:
         token = trio.lowlevel.current_trio_token()

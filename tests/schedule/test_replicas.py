@@ -27,7 +27,7 @@ def replicas(*workers: tuple[float, float]) -> Replicas:
     for node, (rtt_s, pair_s) in zip(NODES, workers, strict=False):
         for n_pairs in (1, 2, 4, 8, 16) * 4:
             cost.worker(node).add(n_pairs, rtt_s + n_pairs * pair_s, 0.0)
-            cost.worker(node).computed(n_pairs, n_pairs * pair_s, 0.0)
+            cost.worker(node).computed(n_pairs, n_pairs * pair_s, rtt_s + n_pairs * pair_s, 0.0)
     return Replicas(cost, config)
 
 
@@ -102,9 +102,26 @@ def test_whoever_says_that_it_computes_for_nothing_is_judged_by_its_answers() ->
         shares = loads(chooser.owners(BOTH, 0, row(*range(8))))
         for worker, index, says in ((liar, 0, 0.0), (honest, 1, PAIR_S)):
             if n_pairs := shares[index]:
-                worker.add(n_pairs, RTT_S + n_pairs * (2 if worker is liar else 1) * PAIR_S, 0.0)
-                worker.computed(n_pairs, n_pairs * says, 0.0)
+                took_s = RTT_S + n_pairs * (2 if worker is liar else 1) * PAIR_S
+                worker.add(n_pairs, took_s, 0.0)
+                worker.computed(n_pairs, n_pairs * says, took_s, 0.0)
     assert shares[1] >= 4
+
+
+@pytest.mark.parametrize("says_s", [0.0, 1e6])
+def test_what_a_worker_says_is_believed_within_what_its_answers_take(says_s: float) -> None:
+    config = DispatchConfig()
+    worker = CostModel(config, 0, lambda: 0.0).worker(NODES[0])
+    worker.computed(4, says_s, 0.008, 0.0)
+    assert 0.0002 < worker.pair_s(4) <= 0.002
+    chosen = replicas(SAME, SAME)
+    for node in NODES[:2]:
+        for _ in range(50):
+            chosen.costs(BOTH)[NODES.index(node)].computed(
+                4, says_s if node == NODES[0] else 0.004, 0.006, 0.0
+            )
+    shares = loads(chosen.owners(BOTH, 0, row(*range(8))))
+    assert 1 < shares[0] < 7, "equally fast, whatever one says"
 
 
 PARTS = st.lists(

@@ -86,6 +86,7 @@ def test_without_waits_there_is_one_and_nothing_is_tried() -> None:
     engine = Engine(shared)
     assert set(engine.rounds(100, suggested=1)) == {1}
     assert engine.rounds(1) == [SUGGESTED], "and nothing was learned from it"
+    assert engine.pace._rates == {}
 
 
 def test_another_number_of_sequences_is_another_question() -> None:
@@ -103,12 +104,39 @@ def test_prompts_between_end_a_trial() -> None:
     engine = Engine(far_away)
     while engine.rounds(1) == [SUGGESTED]:
         pass
-    engine.pace.interrupted()
+    engine.pace.interrupted(engine.now_s)
     assert engine.rounds(1) == [SUGGESTED]
     for _ in range(100):
         engine.rounds(2)
-        engine.pace.interrupted()
+        engine.pace.interrupted(engine.now_s)
     assert engine.pace.n_steps(SUGGESTED) == SUGGESTED
+
+
+@pytest.mark.parametrize("every", range(4, 16))
+def test_trials_that_prompts_end_are_paid_for_too(every: int) -> None:
+    engine = Engine(far_away)
+    for _ in range(3000 // every):
+        engine.rounds(every)
+        engine.pace.interrupted(engine.now_s)
+    lost_s = engine.now_s - 3000 // every * every * far_away(SUGGESTED)
+    assert lost_s < 0.03 * engine.now_s + 2 * 5 * far_away(1)
+
+
+@pytest.mark.parametrize("every", range(5, 16))
+def test_between_prompts_it_is_found_what_is_faster(every: int) -> None:
+    engine = Engine(shared)
+    for _ in range(3000 // every):
+        engine.rounds(every)
+        engine.pace.interrupted(engine.now_s)
+    assert engine.rounds(1) == [1]
+
+
+def test_a_suggestion_that_comes_and_goes_does_not_start_all_over() -> None:
+    engine = Engine(shared)
+    engine.rounds(100)
+    for _ in range(100):
+        engine.rounds(3, suggested=1)
+        assert engine.rounds(1) == [1]
 
 
 def test_time_that_stands_still_says_nothing() -> None:

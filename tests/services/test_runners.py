@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -137,4 +138,13 @@ async def test_what_fails_here_leaves_the_thread_as_it_was(gate: ComputeGate) ->
         scope.cancel()
         await gate.run(Brief(lambda: pytest.fail("cancelled before it began")))
     assert scope.cancelled_caught
+    assert await gate.run(Brief(computing)) == threading.get_ident()
+
+
+async def test_ctrl_c_waits_until_the_thread_has_its_right_back(gate: ComputeGate) -> None:
+    there = await gate.run(computing)
+    await gate.run(Brief(lambda: signal.raise_signal(signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        await trio.lowlevel.checkpoint()
+    assert await gate.run(computing) == there
     assert await gate.run(Brief(computing)) == threading.get_ident()
