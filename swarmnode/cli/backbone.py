@@ -16,6 +16,7 @@ import trio
 from swarmnode.cli.checked import Checked
 from swarmnode.cli.common import (
     DEFAULT_API,
+    DEFAULT_LISTEN,
     DEFAULT_NETWORK,
     DEFAULT_SWARM_PORT,
     LEAVING,
@@ -74,7 +75,7 @@ from swarmnode.weights.catalog import resolve_model
 @click.option(
     "--listen",
     type=place_type(DEFAULT_SWARM_PORT),
-    default=f"127.0.0.1:{DEFAULT_SWARM_PORT}",
+    default=DEFAULT_LISTEN,
     show_default=True,
     help=f"Where workers dial; 0.0.0.0:{DEFAULT_SWARM_PORT} lets other machines in.",
 )

@@ -41,6 +41,7 @@ LEAVING = "leaving: the others are told, and rows under way are finished (Ctrl-C
 DEFAULT_NETWORK = "public"
 SECRET_VARIABLE = "SWARMNODE_SECRET"
 DEFAULT_SWARM_PORT = 4790
+DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_SWARM_PORT}"
 DEFAULT_API = "127.0.0.1:8790"
 
 

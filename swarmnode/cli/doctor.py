@@ -16,6 +16,7 @@ from swarmnode.cli.checked import Checked
 from swarmnode.cli.checked import check_device as check_device_name
 from swarmnode.cli.common import (
     DEFAULT_API,
+    DEFAULT_LISTEN,
     DEFAULT_SWARM_PORT,
     bootstrap_option,
     clear_errors,
@@ -56,7 +57,7 @@ from swarmnode.wire.secret import network_tag
 @click.option(
     "--listen",
     type=place_type(DEFAULT_SWARM_PORT),
-    default=f"127.0.0.1:{DEFAULT_SWARM_PORT}",
+    default=DEFAULT_LISTEN,
     show_default=True,
     help="Is this place free for nodes?",
 )
