@@ -273,6 +273,10 @@ class WorkerCost:
             seconds = min(seconds, self._derived_s(other, its_factor, n_pairs, now_s))
         return seconds
 
+    def took_s(self, n_pairs: int, now_s: float) -> float:
+        """As `expect`, where shares of this size were answered; 0 where none was."""
+        return 0.0 if self._times.at(n_pairs) is None else self.expect(n_pairs, now_s)
+
     def _derived_s(self, estimate: Estimate, factor: float, n_pairs: int, now_s: float) -> float:
         """Of so many pairs, from an estimate of `factor` times fewer."""
         floor = min(self._times.least, estimate.mean)

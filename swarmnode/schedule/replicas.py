@@ -101,12 +101,20 @@ class Replicas:
         """When a worker would have done a share: a line through what one of `n_pairs` takes, as steep as its pairs.
 
         Those who are no more than the margin slower than the fastest begin where it does: nobody is preferred for
-        what may be chance.
+        what may be chance. How steep the line is, is the worker's word; what shares of that size took stands above it.
         """
-        costs, fastest_s = self.costs(routing), scores.min()
+        costs, fastest_s, now_s = self.costs(routing), scores.min(), self._cost.now()
         lines: dict[int, tuple[float, float]] = {}
+        found: dict[tuple[int, int], float] = {}
 
         def seconds(index: int, n: int) -> float:
+            known = found.get((index, n))
+            if known is None:
+                took_s = costs[index].took_s(n, now_s) * (costs[index].in_flight + 1)
+                known = found[index, n] = max(along(index, n), took_s / self._margin)
+            return known
+
+        def along(index: int, n: int) -> float:
             line = lines.get(index)
             if line is None:
                 pair_s = costs[index].pair_s(n_pairs) * (costs[index].in_flight + 1)

@@ -89,13 +89,14 @@ class Hedges:
 
     def _second(self, errand: Errand) -> Worker | None:
         """The other holder of the first pair's expert: found without looking at all workers."""
-        seconds = self._layer.routing.seconds.get(self._layer.call.layer)
-        if seconds is None:
+        routing, layer = self._layer.routing, self._layer.call.layer
+        if layer not in routing.seconds:
             return None
-        index = int(seconds[errand.pieces[0].share.pair_expert[0]])
-        if index == LOCAL or self._workers[index] is errand.worker:
-            return None
-        return self._workers[index]
+        expert = errand.pieces[0].share.pair_expert[0]
+        for index in (int(routing.seconds[layer][expert]), int(routing.owners[layer][expert])):
+            if index != LOCAL and self._workers[index] is not errand.worker:
+                return self._workers[index]
+        return None
 
     def _holders(self, share: Share, asked: Collection[Worker]) -> list[Worker]:
         """Who else could compute all of it now.

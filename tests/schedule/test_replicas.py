@@ -124,6 +124,25 @@ def test_what_a_worker_says_is_believed_within_what_its_answers_take(says_s: flo
     assert 1 < shares[0] < 7, "equally fast, whatever one says"
 
 
+def test_what_shares_took_counts_for_more_than_what_is_said_of_pairs() -> None:
+    """A worker that is fast with two pairs, slow with more, and says that pairs cost it nothing."""
+    config = DispatchConfig()
+    cost = CostModel(config, 0, lambda: 0.0)
+    chooser = Replicas(cost, config)
+    took_s: list[float] = []
+    for _ in range(100):
+        shares = loads(chooser.owners(BOTH, 0, row(*range(4))))
+        times = {0: 0.001 if shares[0] <= 2 else 0.02, 1: RTT_S + shares[1] * PAIR_S}
+        took_s.append(max(times[index] for index in shares))
+        for index, says_s in ((0, 0.0), (1, shares[1] * PAIR_S)):
+            if n_pairs := shares[index]:
+                worker = cost.worker(NODES[index])
+                worker.add(n_pairs, times[index], 0.0)
+                worker.computed(n_pairs, says_s, times[index], 0.0)
+    alone_s = RTT_S + 4 * PAIR_S
+    assert max(took_s[10:]) <= alone_s
+
+
 PARTS = st.lists(
     st.tuples(st.integers(-1, 3), st.integers(-1, 3), st.integers(1, 5)).filter(
         lambda part: part[0] != part[1]

@@ -145,8 +145,12 @@ class Stand:
                 self.cost(number).add(self.call.ids.size, took_s, trio.current_time())
         return self
 
-    async def run(self, *, owner: int | None = 0, by_policy: bool = False) -> PendingLayer:
-        """A layer, settled. `owner`: whose all of it is; None: as the routing has it, or the policy."""
+    async def run(
+        self, *, owner: int | None = 0, by_policy: bool = False, is_second: bool = False
+    ) -> PendingLayer:
+        """A layer, settled. `owner`: whose all of it is (`is_second`: who is asked as the second holder); None: as the
+        routing has it, or the policy.
+        """
         routing, workers = self.members.routing()
         if owner is not None:
             second = 1 - owner if len(workers) > 1 else -1
@@ -155,8 +159,11 @@ class Stand:
                 owners={0: np.full(N_EXPERT, owner, np.int32)},
                 seconds={0: np.full(N_EXPERT, second, np.int32)} if second >= 0 else {},
             )
+        asked = routing
+        if is_second:
+            routing = replace(routing, owners=routing.seconds, seconds=routing.owners)
         policy = self.remote.policy.begin(1)
-        plan = (policy.plan if by_policy else plan_layer)(routing, 0, self.call.ids)
+        plan = (policy.plan if by_policy else plan_layer)(asked, 0, self.call.ids)
         assert plan is not None
         step = StepAccount([AccountedRows(self.account, len(self.call.rows), len(self.call.rows))])
         pending = await self.remote.layer(RemoteLayer(self.call, plan, routing), workers, step)
@@ -311,6 +318,20 @@ async def test_growing_slower_by_a_little_each_time_is_late_all_the_same() -> No
     assert late_s is not None
     assert late_s > 0.25, "by its own times it is in time"
     assert trio.current_time() - started_s < 0.03
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("slow", [0, 1])
+async def test_late_is_what_the_other_holder_would_have_done_long_ago_whoever_was_asked(
+    slow: int, is_second: bool
+) -> None:
+    """The slow one is used to it; it is the owner, or, where replicas are chosen or spread, the second."""
+    stand = Stand(*(Timed(number + 1, 0.3 if number == slow else 0.001) for number in range(2)))
+    stand.usually(*(0.3 if number == slow else 0.004 for number in range(2)))
+    started_s = trio.current_time()
+    pending = await stand.run(owner=slow, is_second=is_second)
+    assert trio.current_time() - started_s < 0.03
+    assert [answer.worker for answer in pending.answers] == [stand.workers[1 - slow]]
 
 
 async def test_what_has_come_meanwhile_is_not_late() -> None:
